@@ -1,0 +1,40 @@
+# Two commands matter: `make demo` and `make test`. Each sets up what it needs, once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test check format budget sweep bench clean
+
+demo: $(VENV)/.train
+	$(BIN)/phalanx train examples/demo.toml
+
+test: check
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/budget.py
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+budget: $(VENV)/.dev
+	$(BIN)/python tools/budget.py --all
+
+$(VENV)/.train: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Phalanx needs Python 3.11 or newer; this is %d.%d. Set PYTHON=python3.11" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train]'
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.train
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

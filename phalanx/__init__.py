@@ -1,0 +1,3 @@
+"""Phalanx: many ranks, one update."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,61 @@
+"""What can go wrong, as one tree: every message names the numbers and ends with what works."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class PhalanxError(Exception):
+    """Something failed that the user can mend. The command line prints it as one line."""
+
+    exit_code = 1
+
+
+class UsageError(PhalanxError):
+    """The question itself is wrong: an unknown key, a value of the wrong kind."""
+
+    exit_code = 2
+
+
+class RefusedError(PhalanxError):
+    """The question is clear and the answer is no: it cannot be split so, or does not fit."""
+
+    exit_code = 3
+
+
+class ScheduleError(RefusedError):
+    """A pipeline schedule that is incomplete, out of order, or waits for ever."""
+
+
+class DataError(PhalanxError):
+    """A corpus that cannot be read, or tokens that the model does not know."""
+
+
+class CheckpointError(PhalanxError):
+    """A checkpoint that cannot be written, or none that can be trusted."""
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
+    """Build the error for a name that nobody knows, with the nearest ones that exist.
+
+    Args:
+        what: the kind of thing, for example "key" or "model".
+        name: what was asked for.
+        known: every name that would have been accepted.
+    """
+    names = sorted(known)
+    near = get_close_matches(name, names, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
+    return UsageError(f"unknown {what} {name!r}; {hint}")
+
+
+def divisors(n: int) -> tuple[int, ...]:
+    """All positive divisors of `n`, ascending: what a degree "can be"."""
+    small = [i for i in range(1, int(n**0.5) + 1) if n % i == 0]
+    return tuple(sorted({*small, *(n // i for i in small)}))
+
+
+def shorten(values: Iterable[int], limit: int = 8) -> str:
+    """Print a list of numbers, cut after `limit` of them: `1, 2, 3, ...`."""
+    all_values = list(values)
+    shown = ", ".join(str(v) for v in all_values[:limit])
+    return shown + (", ..." if len(all_values) > limit else "")

@@ -1,0 +1,226 @@
+"""How one training step is cut: degrees, ZeRO stage, schedule, micro-batching, precision.
+
+A layout prints and parses as one line: `dp=2 pp=2 tp=2 zero=3 schedule=interleaved v=2`.
+Ranks are numbered with tp fastest, then cp, pp, and dp outermost.
+"""
+
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+from phalanx.core.errors import RefusedError, UsageError, divisors, shorten, unknown
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved")
+RECOMPUTE = ("none", "selective", "full")
+PRECISIONS = ("auto", "fp32", "bf16", "fp64")
+
+
+class Coordinates(NamedTuple):
+    """Where a rank stands on each axis."""
+
+    dp: int
+    pp: int
+    cp: int
+    tp: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """One way to cut a step over dp x pp x cp x tp ranks.
+
+    Attributes:
+        dp, pp, tp, cp, ep: degrees; ep borrows ranks from dp x cp and is not a factor.
+        zero: what data-parallel ranks shard: 0 nothing, 1 optimizer, 2 gradients, 3 weights.
+        shard: how many dp ranks share one sharded copy (HSDP); 0 means all of dp.
+        v: chunks of layers per pipeline rank.
+        schedule: the order of micro-batches over the pipeline.
+        mb: sequences per micro-batch.
+        stages: layers of each of the p v stages; empty means as even as possible.
+        recompute: which activations are computed again in backward.
+        precision: of the matrix products; "auto" is bf16 on GPU and fp32 on CPU.
+        sp: split the regions that tp leaves whole along the sequence; None means where tp > 1.
+    """
+
+    dp: int = 1
+    pp: int = 1
+    tp: int = 1
+    cp: int = 1
+    ep: int = 1
+    zero: int = 1
+    shard: int = 0
+    v: int = 1
+    schedule: str = "1f1b"
+    mb: int = 1
+    stages: tuple[int, ...] = ()
+    recompute: str = "none"
+    precision: str = "auto"
+    sp: bool | None = None
+
+    def __post_init__(self) -> None:
+        """Resolve defaults and reject values that no model could make right."""
+        for key in ("dp", "pp", "tp", "cp", "ep", "v", "mb"):
+            if getattr(self, key) < 1:
+                raise UsageError(f"{key}={getattr(self, key)}; a degree is at least 1")
+        _one_of("zero", self.zero, (0, 1, 2, 3))
+        _one_of("schedule", self.schedule, SCHEDULES)
+        _one_of("recompute", self.recompute, RECOMPUTE)
+        _one_of("precision", self.precision, PRECISIONS)
+        object.__setattr__(self, "shard", self.shard or self.dp)
+        object.__setattr__(self, "sp", self.tp > 1 and self.sp is not False)
+        if self.shard < 1 or self.dp % self.shard:
+            raise RefusedError(
+                f"shard={self.shard} does not divide dp={self.dp}; "
+                f"shard can be {shorten(divisors(self.dp))}"
+            )
+
+    @property
+    def ranks(self) -> int:
+        """Number of processes: dp x pp x cp x tp."""
+        return self.dp * self.pp * self.cp * self.tp
+
+    @property
+    def num_stages(self) -> int:
+        """Slices of layers, p v."""
+        return self.pp * self.v
+
+    @property
+    def replicas(self) -> int:
+        """Sharded copies of the model under HSDP: dp / shard."""
+        return self.dp // self.shard
+
+    def coordinates(self, rank: int) -> Coordinates:
+        """Where `rank` stands; the inverse of `rank_at`."""
+        rest, tp = divmod(rank, self.tp)
+        rest, cp = divmod(rest, self.cp)
+        dp, pp = divmod(rest, self.pp)
+        return Coordinates(dp, pp, cp, tp)
+
+    def rank_at(self, at: Coordinates) -> int:
+        """The rank that stands at these coordinates."""
+        return ((at.dp * self.pp + at.pp) * self.cp + at.cp) * self.tp + at.tp
+
+    def layers_of_stages(self, layers: int) -> tuple[int, ...]:
+        """How many blocks each of the p v stages holds, in order; sums to `layers`.
+
+        Left-over blocks go to the middle stages, since the first also embeds and the last
+        also computes the loss.
+
+        Raises:
+            RefusedError: the stages named in the layout do not add up, or some would be empty.
+        """
+        n = self.num_stages
+        if self.stages:
+            if len(self.stages) != n or sum(self.stages) != layers or min(self.stages) < 1:
+                raise RefusedError(
+                    f"stages={_join(self.stages)} is {len(self.stages)} stages of "
+                    f"{sum(self.stages)} layers; pp={self.pp} v={self.v} needs {n} stages "
+                    f"of {layers}: for example {_join(_even(layers, n))}"
+                )
+            return self.stages
+        if layers < n:
+            raise RefusedError(
+                f"{layers} layers cannot fill pp={self.pp} x v={self.v} = {n} stages; "
+                f"pp x v can be at most {layers}"
+            )
+        return _even(layers, n)
+
+    def micro_batches(self, batch: int) -> int:
+        """m, the micro-batches that one rank works through in a step of `batch` sequences.
+
+        Raises:
+            RefusedError: the batch does not divide over dp and mb.
+        """
+        if batch < 1 or batch % (self.dp * self.mb):
+            raise RefusedError(
+                f"a batch of {batch} sequences cannot be cut into dp={self.dp} x mb={self.mb}; "
+                f"recipe.batch can be {self._nearest_batch(batch)}"
+            )
+        return batch // (self.dp * self.mb)
+
+    def _nearest_batch(self, batch: int) -> str:
+        unit = self.dp * self.mb
+        below, above = batch // unit * unit, -(-max(batch, 1) // unit) * unit
+        return f"{below} or {above}" if below else str(above)
+
+    def __str__(self) -> str:
+        """One line that `parse` reads back."""
+        shown = [f"dp={self.dp}", f"pp={self.pp}", f"tp={self.tp}"]
+        default = Layout(dp=self.dp, pp=self.pp, tp=self.tp)
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name not in ("dp", "pp", "tp") and value != getattr(default, field.name):
+                shown.append(f"{field.name}={_show(value)}")
+        return " ".join(shown)
+
+    @classmethod
+    def parse(cls, line: str) -> "Layout":
+        """Read a line such as `dp=2, tp=4 zero=3`: any order, spaces or commas.
+
+        Raises:
+            UsageError: an unknown key, a key twice, or a value of the wrong kind.
+        """
+        values: dict[str, object] = {}
+        for word in line.replace(",", " ").split():
+            key, equals, text = word.partition("=")
+            if not equals or not text:
+                raise UsageError(f"cannot read {word!r} in a layout; write key=value, as in tp=2")
+            if key in values:
+                raise UsageError(f"{key} stands twice in the layout {line!r}")
+            values[key] = text
+        return cls.from_mapping(values)
+
+    @classmethod
+    def from_mapping(cls, values: dict[str, object]) -> "Layout":
+        """Build a layout from keys and values, as a run file or a line gives them."""
+        known = {field.name for field in fields(cls)}
+        for key in values:
+            if key not in known:
+                raise unknown("layout key", key, known)
+        return cls(**{key: _read(key, value) for key, value in values.items()})  # type: ignore[arg-type]  # _read gives each key its type
+
+
+def _even(layers: int, stages: int) -> tuple[int, ...]:
+    share, left = divmod(layers, stages)
+    first = (stages - left) // 2
+    return tuple(share + (first <= i < first + left) for i in range(stages))
+
+
+def _join(values: tuple[int, ...]) -> str:
+    return "+".join(str(v) for v in values)
+
+
+def _show(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return _join(value) if isinstance(value, tuple) else str(value)
+
+
+def _one_of(key: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed:
+        raise UsageError(f"{key}={value}; {key} can be {', '.join(str(a) for a in allowed)}")
+
+
+def _read(key: str, value: object) -> object:
+    if key in ("schedule", "recompute", "precision"):
+        return str(value).lower()
+    if key == "sp":
+        return _switch(value)
+    if key == "stages":
+        parts = value if isinstance(value, list | tuple) else str(value).split("+")
+        return tuple(_integer(key, part) for part in parts)
+    return _integer(key, value)
+
+
+def _switch(value: object) -> bool:
+    words = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
+    if str(value).lower() not in words:
+        raise UsageError(f"sp={value}; sp can be on or off")
+    return words[str(value).lower()]
+
+
+def _integer(key: str, value: object) -> int:
+    try:
+        if isinstance(value, bool | float):
+            raise ValueError
+        return int(str(value))
+    except ValueError:
+        raise UsageError(f"{key}={value}; {key} is a whole number") from None

@@ -1,0 +1,176 @@
+"""The sizes of a decoder-only transformer, and the facts that follow from them.
+
+Symbols: L layers, h hidden, a heads, g kv heads, d head size, f ffn width, V vocabulary,
+E experts, K experts per token, s sequence length.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from phalanx.core.errors import UsageError
+
+Norm = Literal["rmsnorm", "layernorm"]
+Activation = Literal["swiglu", "gelu"]
+Positions = Literal["rope", "learned"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """Everything about a model that changes its parameters or its arithmetic.
+
+    Attributes:
+        name: what it is called in the catalog, or "custom".
+        layers: L, number of transformer blocks.
+        hidden: h, width of the residual stream.
+        heads: a, query heads.
+        kv_heads: g, key and value heads; 0 means as many as `heads`.
+        head_dim: d, width of one head; 0 means hidden / heads.
+        ffn: f, width of the MLP; 0 means 4 h for gelu, 8/3 h rounded up to 64 for swiglu.
+        vocab: V, number of token ids.
+        tied: the output head is the embedding, transposed.
+        max_positions: rows of the learned position table.
+        bias: linear layers carry a bias (GPT family).
+        experts, top_k, shared_experts, moe_ffn, dense_layers: mixture of experts; experts 0 is dense.
+        q_lora_rank, kv_lora_rank, qk_nope, qk_rope, v_head: multi-head latent attention;
+            kv_lora_rank 0 is ordinary attention.
+    """
+
+    name: str = "custom"
+    layers: int = 4
+    hidden: int = 256
+    heads: int = 4
+    kv_heads: int = 0
+    head_dim: int = 0
+    ffn: int = 0
+    vocab: int = 256
+    tied: bool = False
+    norm: Norm = "rmsnorm"
+    activation: Activation = "swiglu"
+    positions: Positions = "rope"
+    rope_theta: float = 10_000.0
+    norm_eps: float = 1e-5
+    max_positions: int = 2048
+    bias: bool = False
+    qk_norm: bool = False
+    experts: int = 0
+    top_k: int = 0
+    shared_experts: int = 0
+    moe_ffn: int = 0
+    dense_layers: int = 0
+    q_lora_rank: int = 0
+    kv_lora_rank: int = 0
+    qk_nope: int = 0
+    qk_rope: int = 0
+    v_head: int = 0
+
+    def __post_init__(self) -> None:
+        """Resolve the sizes that follow from others, and reject impossible ones."""
+        for key in ("layers", "hidden", "heads", "vocab"):
+            if getattr(self, key) < 1:
+                raise UsageError(f"model.{key} is {getattr(self, key)}; it must be at least 1")
+        resolved = {
+            "kv_heads": self.kv_heads or self.heads,
+            "head_dim": self.head_dim or self._default_head_dim(),
+            "ffn": self.ffn or self._default_ffn(),
+        }
+        for key, value in resolved.items():
+            object.__setattr__(self, key, value)
+            if value < 1:
+                raise UsageError(f"model.{key} is {value}; it must be at least 1")
+        if self.heads % self.kv_heads:
+            raise UsageError(
+                f"{self.heads} heads cannot share {self.kv_heads} kv heads; "
+                f"model.kv_heads must divide {self.heads}"
+            )
+        if self.positions == "rope" and self.head_dim % 2 and not self.kv_lora_rank:
+            raise UsageError(f"rope needs an even head size; model.head_dim is {self.head_dim}")
+
+    def _default_head_dim(self) -> int:
+        if self.hidden % self.heads:
+            raise UsageError(
+                f"model.hidden {self.hidden} is not a multiple of {self.heads} heads; "
+                "set model.head_dim"
+            )
+        return self.hidden // self.heads
+
+    def _default_ffn(self) -> int:
+        if self.activation == "gelu":
+            return 4 * self.hidden
+        return -(-8 * self.hidden // 3 // 64) * 64
+
+    @property
+    def is_moe(self) -> bool:
+        """Whether some layers route tokens to experts."""
+        return self.experts > 0
+
+    @property
+    def is_mla(self) -> bool:
+        """Whether attention is multi-head latent attention."""
+        return self.kv_lora_rank > 0
+
+    @property
+    def moe_layers(self) -> int:
+        """Number of layers with experts; the first `dense_layers` have none."""
+        return self.layers - self.dense_layers if self.is_moe else 0
+
+    def attention_params(self) -> int:
+        """Parameters of one attention sub-layer: projections, biases, norms of q and k."""
+        h, a, g, d = self.hidden, self.heads, self.kv_heads, self.head_dim
+        if self.is_mla:
+            return self._latent_attention_params()
+        biases = (a + 2 * g) * d + h if self.bias else 0
+        return h * d * (2 * a + 2 * g) + biases + (2 * d if self.qk_norm else 0)
+
+    def _latent_attention_params(self) -> int:
+        """DeepSeek-V2 (arXiv:2405.04434), section 2.1: low-rank q and joint low-rank kv."""
+        h, a = self.hidden, self.heads
+        qk, r_q, r_kv = self.qk_nope + self.qk_rope, self.q_lora_rank, self.kv_lora_rank
+        query = h * r_q + r_q + r_q * a * qk if r_q else h * a * qk
+        key_value = h * (r_kv + self.qk_rope) + r_kv + r_kv * a * (self.qk_nope + self.v_head)
+        return query + key_value + a * self.v_head * h
+
+    def mlp_params(self, width: int | None = None) -> int:
+        """Parameters of one MLP of the given width (default f): 3 h f gated, 2 h f plain."""
+        f = self.ffn if width is None else width
+        matrices = 3 if self.activation == "swiglu" else 2
+        biases = ((matrices - 1) * f + self.hidden) if self.bias else 0
+        return matrices * self.hidden * f + biases
+
+    def norm_params(self) -> int:
+        """Parameters of one normalization: a scale, and a shift for layernorm."""
+        return self.hidden * (2 if self.norm == "layernorm" else 1)
+
+    def layer_params(self, layer: int) -> int:
+        """Parameters of block `layer` (from 0): attention, MLP or experts, two norms."""
+        return self._block_params(layer, self.experts)
+
+    def layer_active_params(self, layer: int) -> int:
+        """Parameters of block `layer` that one token uses."""
+        return self._block_params(layer, self.top_k)
+
+    def _block_params(self, layer: int, experts: int) -> int:
+        common = self.attention_params() + 2 * self.norm_params()
+        if not self.is_moe or layer < self.dense_layers:
+            return common + self.mlp_params()
+        width = self.moe_ffn or self.ffn
+        router = self.hidden * self.experts
+        return common + router + (experts + self.shared_experts) * self.mlp_params(width)
+
+    def embedding_params(self) -> int:
+        """Parameters before the first block: token table and learned positions."""
+        table = self.max_positions * self.hidden if self.positions == "learned" else 0
+        return self.vocab * self.hidden + table
+
+    def head_params(self) -> int:
+        """Parameters after the last block, without a tied head: final norm and projection."""
+        return self.norm_params() + (0 if self.tied else self.vocab * self.hidden)
+
+    def params(self) -> int:
+        """Total parameters; a tied table counts once."""
+        blocks = sum(self.layer_params(i) for i in range(self.layers))
+        return self.embedding_params() + blocks + self.head_params()
+
+    def active_params(self) -> int:
+        """Parameters that one token uses: equal to `params` for a dense model."""
+        blocks = sum(self.layer_active_params(i) for i in range(self.layers))
+        return self.embedding_params() + blocks + self.head_params()

@@ -1,0 +1,242 @@
+"""A run file as values: model, layout, recipe, data. What `phalanx train RUN.toml` reads."""
+
+import math
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from phalanx.core.errors import UsageError, unknown
+from phalanx.core.layout import Layout
+from phalanx.core.model import ModelShape
+
+T = TypeVar("T")
+
+Decay = Literal["cosine", "linear", "constant"]
+OptimizerName = Literal["adamw", "sgd"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What is learned from, for how long and how fast; nothing here depends on the layout.
+
+    Attributes:
+        seq: tokens per sequence.
+        batch: sequences per optimizer step, over all ranks.
+        steps: length of the learning-rate schedule.
+        stop_at: stop after this many steps; 0 means at `steps`.
+        learning_rate: peak, after warm-up.
+        min_learning_rate: floor of the decay, as a fraction of the peak.
+        warmup: steps of linear warm-up.
+        decay: shape of the learning rate after warm-up.
+        weight_decay: decoupled, on matrices only.
+        clip: largest global gradient norm; 0 clips nothing.
+        clip_norm: which norm: 2, or inf for the largest element.
+        optimizer: adamw or sgd.
+        beta1, beta2, eps: of AdamW (arXiv:1711.05101).
+        label_smoothing: share of the target spread over the vocabulary.
+        dropout: on embeddings and both residual branches.
+        init_std: standard deviation of the initial matrices.
+        seed: of weights, data order and dropout.
+        checkpoint_every: steps between checkpoints; 0 saves only at the end.
+        evaluate_every: steps between validations; 0 validates only at the end.
+        evaluate_batches: batches per validation; 0 never validates.
+    """
+
+    seq: int = 256
+    batch: int = 16
+    steps: int = 100
+    stop_at: int = 0
+    learning_rate: float = 1e-3
+    min_learning_rate: float = 0.1
+    warmup: int = 10
+    decay: Decay = "cosine"
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    clip_norm: float = 2.0
+    optimizer: OptimizerName = "adamw"
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    label_smoothing: float = 0.0
+    dropout: float = 0.0
+    init_std: float = 0.02
+    seed: int = 0
+    checkpoint_every: int = 0
+    evaluate_every: int = 0
+    evaluate_batches: int = 4
+
+    def __post_init__(self) -> None:
+        """Reject values outside their domain."""
+        for key in ("seq", "batch", "steps"):
+            _at_least(f"recipe.{key}", getattr(self, key), 1)
+        for key in ("stop_at", "warmup", "checkpoint_every", "evaluate_every", "evaluate_batches"):
+            _at_least(f"recipe.{key}", getattr(self, key), 0)
+        for key in ("learning_rate", "weight_decay", "clip", "eps", "init_std"):
+            _at_least(f"recipe.{key}", getattr(self, key), 0.0)
+        for key in ("beta1", "beta2", "dropout", "label_smoothing"):
+            _within(f"recipe.{key}", getattr(self, key), 1.0, closed=False)
+        _within("recipe.min_learning_rate", self.min_learning_rate, 1.0, closed=True)
+        if self.clip_norm not in (2.0, math.inf):
+            raise UsageError(f"recipe.clip_norm is {self.clip_norm}; it can be 2 or inf")
+
+    @property
+    def last_step(self) -> int:
+        """The step after which training stops."""
+        return min(self.stop_at or self.steps, self.steps)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens in one global batch."""
+        return self.batch * self.seq
+
+    def learning_rate_at(self, step: int) -> float:
+        """Learning rate of step `step`, counted from 0.
+
+        Linear from lr/warmup to lr over the warm-up, then down to `min_learning_rate` times lr
+        at the last step along a half cosine or a line. Source: Loshchilov and Hutter 2016
+        (arXiv:1608.03983), equation 5, without restarts.
+        """
+        peak, floor = self.learning_rate, self.learning_rate * self.min_learning_rate
+        if step < self.warmup:
+            return peak * (step + 1) / self.warmup
+        done = min((step - self.warmup) / max(self.steps - self.warmup, 1), 1.0)
+        match self.decay:
+            case "constant":
+                return peak
+            case "linear":
+                return peak + (floor - peak) * done
+            case "cosine":
+                return floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Where the tokens come from.
+
+    Attributes:
+        path: a text file, a folder of text files, or a token file (.npy, or raw .bin);
+            empty means the sources of the installed Python standard library.
+        token_dtype: of a raw .bin file: uint8, uint16, uint32 or int32.
+        document_mask: tokens attend only within their own document, and positions restart.
+        validation: share of the corpus held out, taken from its end.
+    """
+
+    path: str = ""
+    token_dtype: Literal["uint8", "uint16", "uint32", "int32"] = "uint16"
+    document_mask: bool = False
+    validation: float = 0.01
+
+    def __post_init__(self) -> None:
+        """Reject values outside their domain."""
+        _within("data.validation", self.validation, 1.0, closed=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run file, every value resolved."""
+
+    model: ModelShape = field(default_factory=ModelShape)
+    layout: Layout = field(default_factory=Layout)
+    recipe: Recipe = field(default_factory=Recipe)
+    data: Data = field(default_factory=Data)
+    cluster: str = ""
+
+    @property
+    def micro_batches(self) -> int:
+        """m, micro-batches per rank and step."""
+        return self.layout.micro_batches(self.recipe.batch)
+
+    @classmethod
+    def from_tables(cls, tables: Mapping[str, Any]) -> "Run":
+        """Build a run from the tables of a TOML file (catalog names already resolved).
+
+        Raises:
+            UsageError: an unknown table or key, or a value of the wrong kind.
+        """
+        known = [f.name for f in fields(cls)]
+        for name in tables:
+            if name not in known:
+                raise unknown("table", name, known)
+        layout = tables.get("layout", {})
+        return cls(
+            model=_build(ModelShape, "model", tables.get("model", {})),
+            layout=Layout.parse(layout) if isinstance(layout, str) else Layout.from_mapping(layout),
+            recipe=_build(Recipe, "recipe", tables.get("recipe", {})),
+            data=_build(Data, "data", tables.get("data", {})),
+            cluster=_cluster(tables.get("cluster", "")),
+        )
+
+    def to_toml(self) -> str:
+        """The run file that `from_tables` reads back to the same values."""
+        sections = {"model": self.model, "recipe": self.recipe, "data": self.data}
+        lines = [f"# layout: {self.layout}", "[layout]"]
+        lines += [f"{f.name} = {_toml(getattr(self.layout, f.name))}" for f in fields(Layout)]
+        if self.cluster:
+            lines += ["", "[cluster]", f"name = {_toml(self.cluster)}"]
+        for name, value in sections.items():
+            lines += ["", f"[{name}]"]
+            lines += [f"{f.name} = {_toml(getattr(value, f.name))}" for f in fields(value)]
+        return "\n".join(lines) + "\n"
+
+
+def _cluster(value: Any) -> str:
+    name = value.get("name", "") if isinstance(value, Mapping) else value
+    if not isinstance(name, str):
+        raise UsageError(f"cluster is {name!r}; it is a name such as h100x64")
+    return name
+
+
+def _build(cls: type[T], table: str, values: Any) -> T:
+    if not isinstance(values, Mapping):
+        raise UsageError(f"[{table}] is {values!r}; it is a table of keys")
+    hints = get_type_hints(cls)
+    for key in values:
+        if key not in hints:
+            raise unknown(f"key in [{table}]", key, hints)
+    return cls(**{k: _convert(f"{table}.{k}", hints[k], v) for k, v in values.items()})
+
+
+def _convert(key: str, kind: Any, value: Any) -> Any:
+    """Check one value against the annotation of its field; whole numbers may stand for floats."""
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            options = ", ".join(str(a) for a in get_args(kind))
+            raise UsageError(f"{key} is {value!r}; it can be {options}")
+        return value
+    if get_origin(kind) in (Union, types.UnionType):
+        kind = next(a for a in get_args(kind) if a is not type(None))
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if kind is float and isinstance(value, float) and math.isnan(value):
+        raise UsageError(f"{key} is nan; it is a number")
+    if kind is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise UsageError(f"{key} is {value!r}; it is {_WORDS[kind]}")
+    return value
+
+
+_WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+
+
+def _at_least(key: str, value: float, least: float) -> None:
+    if not value >= least or math.isinf(value):
+        raise UsageError(f"{key} is {value}; it must be a finite number, at least {least}")
+
+
+def _within(key: str, value: float, most: float, *, closed: bool) -> None:
+    if not 0 <= value <= most or (value == most and not closed):
+        bracket = "]" if closed else ")"
+        raise UsageError(f"{key} is {value}; it must lie in [0, {most:g}{bracket}")
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return f"[{', '.join(_toml(v) for v in value)}]"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
+    return repr(value) if isinstance(value, float) else str(value)
