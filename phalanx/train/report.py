@@ -1,0 +1,231 @@
+"""What a training run tells about itself, as values: nothing here prints.
+
+The trainer calls a `Reporter` on rank 0 only. The command line owns the ones that write to a
+terminal; a caller that wants to watch a run from Python passes its own.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from phalanx.core.layout import Layout
+from phalanx.core.model import ModelShape
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunInfo:
+    """What is known before the first step.
+
+    Attributes:
+        name: of the run directory; empty when nothing is written.
+        directory: where the run is written; empty when nothing is.
+        model: sizes, vocabulary as it is really used.
+        layout: how the step is cut.
+        precision: of the matrix products, resolved: fp32, bf16 or fp64.
+        stages: blocks on each pipeline stage.
+        micro_batches: per rank and step.
+        parameters: of the whole model, tied tables counted once.
+        tokens_per_step: in the global batch.
+        first_step: the first step to run; above 0 after a resume.
+        steps: the step after which training stops.
+        device: what computes, for example "4 ranks on 2 CPU cores".
+        corpus: what is learned from, in a few words with its size.
+        bytes_per_token: of the corpus; 0 where unknown, and then nothing is said per byte.
+        peak_flops: FLOP/s of all ranks together that utilisation is measured against, or None.
+        peak_source: where the peak comes from, or why there is none.
+    """
+
+    name: str = ""
+    directory: str = ""
+    model: ModelShape
+    layout: Layout
+    precision: str
+    stages: tuple[int, ...]
+    micro_batches: int
+    parameters: int
+    tokens_per_step: int
+    first_step: int = 0
+    steps: int
+    device: str
+    corpus: str
+    bytes_per_token: float = 0.0
+    peak_flops: float | None = None
+    peak_source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepMetrics:
+    """What one optimizer step measured, over all ranks.
+
+    Attributes:
+        step: how many steps are done with this one, from 1.
+        steps: the step after which training stops.
+        loss: nats per valid token of the global batch.
+        grad_norm: global, before clipping.
+        learning_rate: that this step used.
+        tokens: in this step, over all ranks.
+        seconds: that this step took, data wait included.
+        tokens_per_second: over all ranks.
+        flops_per_second: achieved by all ranks together, by the model's own FLOPs (no recompute).
+        mfu, hfu: shares of the peak, without and with recompute; None where the peak is unknown.
+        data_wait_seconds: that the slowest rank waited for its batch.
+        peak_bytes: most memory held by any rank so far.
+        skipped: the update was not applied (its loss or gradient was not finite).
+        seconds_left: until the last step, at the present speed.
+    """
+
+    step: int
+    steps: int
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    tokens: int
+    seconds: float
+    tokens_per_second: float
+    flops_per_second: float
+    mfu: float | None = None
+    hfu: float | None = None
+    data_wait_seconds: float = 0.0
+    peak_bytes: int = 0
+    skipped: bool = False
+    seconds_left: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """One line of `metrics.jsonl`."""
+        return {
+            "step": self.step,
+            "loss": _finite(self.loss),
+            "grad_norm": _finite(self.grad_norm),
+            "lr": self.learning_rate,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            "tokens_per_second": self.tokens_per_second,
+            "flops_per_second": self.flops_per_second,
+            "mfu": self.mfu,
+            "hfu": self.hfu,
+            "data_wait_seconds": self.data_wait_seconds,
+            "peak_bytes": self.peak_bytes,
+            "skipped": self.skipped,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What a run comes to, when it ends or is interrupted.
+
+    Attributes:
+        name, directory: of the run; empty when nothing was written.
+        layout: the line that `Layout.parse` reads.
+        parameters: of the whole model.
+        first_step: the first step of this session, from 0.
+        last_step: steps done in all.
+        steps: steps that were asked for.
+        interrupted: stopped by a signal after saving; `--resume auto` goes on.
+        first_loss, last_loss: nats per token; each the mean of a few steps at that end.
+        losses: of every step of this session, in order.
+        validation_loss: on held-out text, nats per token; None where nothing was held out.
+        bytes_per_token: of the corpus; 0 where unknown.
+        tokens: seen in this session, over all ranks.
+        seconds: of training in this session.
+        tokens_per_second: over all ranks, median over steps.
+        flops_per_second: achieved by all ranks together, without recompute.
+        mfu, hfu: shares of the peak, or None.
+        convention: how FLOPs and peak were counted, or why there is no MFU.
+        time_split: seconds by name (compute, communicate, wait, ...), mean over ranks.
+        peak_bytes: most memory held by any rank.
+        checkpoints: paths of those that are kept, oldest first.
+        sample: a little generated text, or empty.
+        proof: one line on how the layout compared with one device, or empty.
+        next_steps: commands worth trying now, each with a few words of why.
+    """
+
+    name: str = ""
+    directory: str = ""
+    layout: str
+    parameters: int
+    first_step: int = 0
+    last_step: int
+    steps: int
+    interrupted: bool = False
+    first_loss: float
+    last_loss: float
+    losses: tuple[float, ...] = ()
+    validation_loss: float | None = None
+    bytes_per_token: float = 0.0
+    tokens: int
+    seconds: float
+    tokens_per_second: float
+    flops_per_second: float
+    mfu: float | None = None
+    hfu: float | None = None
+    convention: str = ""
+    time_split: Mapping[str, float] = field(default_factory=dict)
+    peak_bytes: int = 0
+    checkpoints: tuple[str, ...] = ()
+    sample: str = ""
+    proof: str = ""
+    next_steps: tuple[tuple[str, str], ...] = ()
+
+    def bits_per_byte(self, loss: float | None) -> float | None:
+        """A loss in nats per token, as bits per byte of text; None where it cannot be said."""
+        if loss is None or not self.bytes_per_token:
+            return None
+        return loss / math.log(2) / self.bytes_per_token
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `summary.json` and of `--json`."""
+        values = {key: getattr(self, key) for key in self.__dataclass_fields__ if key != "losses"}
+        return {
+            "schema": 1,
+            **values,
+            "first_loss": _finite(self.first_loss),
+            "last_loss": _finite(self.last_loss),
+            "first_bits_per_byte": _finite(self.bits_per_byte(self.first_loss)),
+            "last_bits_per_byte": _finite(self.bits_per_byte(self.last_loss)),
+            "validation_bits_per_byte": _finite(self.bits_per_byte(self.validation_loss)),
+            "time_split": dict(self.time_split),
+        }
+
+
+class Reporter(Protocol):
+    """Who watches a run. Called on rank 0, in the order below; none of them may raise."""
+
+    def on_start(self, info: RunInfo) -> None:
+        """Training is about to begin."""
+
+    def on_step(self, metrics: StepMetrics) -> None:
+        """One optimizer step is done."""
+
+    def on_validation(self, step: int, loss: float) -> None:
+        """The held-out text was measured after `step` steps: nats per token."""
+
+    def on_event(self, text: str) -> None:
+        """Something worth one line happened: a checkpoint was saved, or set aside."""
+
+    def on_end(self, summary: Summary) -> None:
+        """Training is over, or was interrupted after saving."""
+
+
+class Silent:
+    """A reporter that says nothing: other ranks, and tests."""
+
+    def on_start(self, info: RunInfo) -> None:
+        """Say nothing."""
+
+    def on_step(self, metrics: StepMetrics) -> None:
+        """Say nothing."""
+
+    def on_validation(self, step: int, loss: float) -> None:
+        """Say nothing."""
+
+    def on_event(self, text: str) -> None:
+        """Say nothing."""
+
+    def on_end(self, summary: Summary) -> None:
+        """Say nothing."""
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no infinities: what is not finite becomes null."""
+    return value if value is not None and math.isfinite(value) else None
