@@ -1,0 +1,1 @@
+"""Models, accelerators and clusters as TOML files, each number with its source."""

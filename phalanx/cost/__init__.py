@@ -1,0 +1,1 @@
+"""What a layout costs in bytes, FLOP and seconds: formulas with their papers, no hardware."""
