@@ -118,17 +118,21 @@ class Data:
         path: a text file, a folder of text files, or a token file (.npy, or raw .bin);
             empty means the sources of the installed Python standard library.
         token_dtype: of a raw .bin file: uint8, uint16, uint32 or int32.
+        separator: the id that ends a document in a token file; -1 when there is none. In a text
+            it is the zero byte.
         document_mask: tokens attend only within their own document, and positions restart.
         validation: share of the corpus held out, taken from its end.
     """
 
     path: str = ""
     token_dtype: Literal["uint8", "uint16", "uint32", "int32"] = "uint16"
+    separator: int = -1
     document_mask: bool = False
     validation: float = 0.01
 
     def __post_init__(self) -> None:
         """Reject values outside their domain."""
+        _at_least("data.separator", self.separator, -1)
         _within("data.validation", self.validation, 1.0, closed=False)
 
 
@@ -169,7 +173,11 @@ class Run:
 
     def to_toml(self) -> str:
         """The run file that `from_tables` reads back to the same values."""
-        sections = {"model": self.model, "recipe": self.recipe, "data": self.data}
+        sections: dict[str, ModelShape | Recipe | Data] = {
+            "model": self.model,
+            "recipe": self.recipe,
+            "data": self.data,
+        }
         lines = [f"# layout: {self.layout}", "[layout]"]
         lines += [f"{f.name} = {_toml(getattr(self.layout, f.name))}" for f in fields(Layout)]
         if self.cluster:

@@ -1,0 +1,161 @@
+"""Which tokens a step learns from: a pure function of (seed, step, position in the global batch).
+
+No rank keeps a place in the text. Whoever holds position 5 of step 120 computes the same window,
+under any layout, any micro-batch size and after any resume.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from phalanx.core.errors import DataError, UsageError
+from phalanx.data.corpus import Corpus
+from phalanx.data.shuffle import fold, permute
+
+Int64 = NDArray[np.int64]
+
+IGNORED = -100  # a target that no loss counts; the default of torch's cross entropy
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Batch:
+    """Some sequences of one global batch: n rows of s tokens.
+
+    Attributes:
+        tokens: int64 [n, s], what the model reads.
+        targets: int64 [n, s], the token that follows each; IGNORED where nothing is to be learned.
+        positions: int64 [n, s], place of each token in its document, from 0.
+        documents: int32 [n, s], which document of its row a token belongs to, from 0, rising; None
+            when tokens attend across documents.
+    """
+
+    tokens: Int64
+    targets: Int64
+    positions: Int64
+    documents: NDArray[np.int32] | None
+
+
+class Stream(Protocol):
+    """Anything that knows the sequences of every step."""
+
+    def batch(self, step: int, positions: Sequence[int]) -> Batch:
+        """Return the sequences at these places of the global batch of `step`, row for row."""
+        ...
+
+
+class SampleStream:
+    """Windows of a corpus, shuffled anew every epoch.
+
+    Window w is tokens w s .. w s + s: one more than the model reads, so that in an epoch every
+    token but the first is a target once (a rest shorter than a window is left out).
+
+    A validation corpus makes a stream like any other; its first batches are the same few windows,
+    drawn from all over it, at every validation.
+    """
+
+    def __init__(
+        self, corpus: Corpus, *, seq: int, batch: int, seed: int, document_mask: bool = False
+    ) -> None:
+        """Cut a corpus into windows.
+
+        Args:
+            corpus: what to read.
+            seq: s, tokens per sequence.
+            batch: sequences per step, over all ranks.
+            seed: of the order.
+            document_mask: keep the documents of a window apart.
+
+        Raises:
+            DataError: the corpus is shorter than one window.
+            UsageError: documents are to be kept apart and nothing says where they end.
+        """
+        if len(corpus) <= seq:
+            raise DataError(
+                f"{corpus.name} has {len(corpus):,} tokens to learn from, and recipe.seq={seq} "
+                f"needs {seq + 1:,}; give a longer text, or recipe.seq of at most "
+                f"{max(len(corpus) - 1, 1)}"
+            )
+        if document_mask and corpus.separator is None:
+            raise UsageError(
+                f"data.document_mask is true, but nothing says which id ends a document of "
+                f"{corpus.name}; set data.separator, or data.document_mask = false"
+            )
+        self.corpus = corpus
+        self.seq = seq
+        self.batch_size = batch
+        self.seed = seed
+        self._separator = corpus.separator if document_mask else None
+        self._windows = sliding_window_view(corpus.tokens, seq + 1)[::seq]
+
+    @property
+    def num_windows(self) -> int:
+        """Sequences in one epoch."""
+        return len(self._windows)
+
+    def batch(self, step: int, positions: Sequence[int]) -> Batch:
+        """Return the sequences at these places of the global batch of `step`, row for row.
+
+        Args:
+            step: counted from 0.
+            positions: each in [0, batch).
+
+        Raises:
+            DataError: a token id lies outside the model's vocabulary.
+        """
+        index = self.windows(step, positions)
+        windows = self._windows[index]
+        self.corpus.require_known(windows, index * self.seq)
+        return cut(windows, self._separator)
+
+    def windows(self, step: int, positions: Sequence[int]) -> Int64:
+        """Return which window of the corpus each place of the global batch of `step` reads.
+
+        Samples are numbered through all steps. The n-th of an epoch is the n-th window in that
+        epoch's permutation, so a batch may end one epoch and begin the next.
+
+        Returns:
+            int64 [n], each in [0, num_windows).
+        """
+        place = np.asarray(positions, dtype=np.int64)
+        assert ((place >= 0) & (place < self.batch_size)).all(), f"{place} of {self.batch_size}"
+        epoch, index = np.divmod(step * self.batch_size + place, self.num_windows)
+        return permute(index, self.num_windows, fold(self.seed, epoch))
+
+    def tokens_seen(self, step: int) -> int:
+        """Tokens read before `step`, over all ranks."""
+        return step * self.batch_size * self.seq
+
+    def epoch(self, step: int) -> float:
+        """How many times the corpus has been read before `step`."""
+        return step * self.batch_size / self.num_windows
+
+
+def cut(windows: NDArray[np.integer[Any]], separator: int | None) -> Batch:
+    """Turn windows into what is read and what is to be predicted.
+
+    A separator is the last token of its document. It has no target: the next token belongs to
+    another document. So a document in a packed window teaches exactly what it would alone.
+
+    Args:
+        windows: token ids [n, s + 1].
+        separator: the id that ends a document; None lets tokens attend across documents.
+    """
+    ids = windows.astype(np.int64)
+    tokens, targets = ids[:, :-1].copy(), ids[:, 1:].copy()
+    place = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
+    if separator is None:
+        return Batch(tokens=tokens, targets=targets, positions=place.copy(), documents=None)
+    last = tokens == separator
+    first = np.roll(last, 1, axis=1)
+    first[:, 0] = True
+    start = np.maximum.accumulate(np.where(first, place, 0), axis=1)
+    return Batch(
+        tokens=tokens,
+        targets=np.where(last, IGNORED, targets),
+        positions=place - start,
+        documents=np.cumsum(first, axis=1, dtype=np.int32) - np.int32(1),
+    )

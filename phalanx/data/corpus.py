@@ -1,0 +1,236 @@
+"""What a model learns from: one long row of token ids, wherever it came from.
+
+Text is read as bytes, one token each, and a zero byte ends a document. Token files are mapped, not
+read: only the pages that a batch touches come into memory.
+"""
+
+import hashlib
+import math
+import platform
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.core.errors import DataError, UsageError
+from phalanx.core.run import Data
+from phalanx.data.text import SOURCES, read_folder, read_library
+
+Tokens = NDArray[np.integer[Any]]
+
+TEXT_SEPARATOR = 0
+NUM_BYTES = 256
+SCAN_CHUNK = 1 << 22  # tokens
+SCAN_CHUNKS = 16  # a longer file is sampled at opening; every batch is checked anyway
+PACKED = frozenset((".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz", ".npz", ".parquet"))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Corpus:
+    """A row of token ids, whole or cut from a longer one.
+
+    Attributes:
+        name: what to call it on a screen; says how many files it was read from.
+        tokens: integers, one-dimensional; perhaps a memory-mapped file.
+        separator: the id that ends a document; None when nobody said which.
+        bytes_per_token: 1.0 for text read as bytes; nan when unknown.
+        vocab: ids of the model; every token must be below it.
+        offset: where `tokens` starts in the whole corpus.
+    """
+
+    name: str
+    tokens: Tokens
+    separator: int | None
+    bytes_per_token: float
+    vocab: int
+    offset: int = 0
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def split(self, share: float, seq: int = 1) -> tuple["Corpus", "Corpus | None"]:
+        """Hold out the last `share` of the tokens.
+
+        Args:
+            share: of the tokens, in [0, 1).
+            seq: tokens per sequence; a tail that cannot fill one is not held out.
+
+        Returns:
+            What to train on, and what to validate on (None when that would be nothing).
+        """
+        held_out = int(len(self) * share)
+        if held_out <= seq:
+            return self, None
+        cut = len(self) - held_out
+        return (
+            replace(self, tokens=self.tokens[:cut]),
+            replace(self, tokens=self.tokens[cut:], offset=self.offset + cut),
+        )
+
+    def require_known(self, windows: Tokens, starts: NDArray[np.int64]) -> None:
+        """Stop at a token that the model has no row for.
+
+        Args:
+            windows: token ids [n, length].
+            starts: int64 [n], where each window starts in `tokens`.
+
+        Raises:
+            DataError: an id lies outside [0, vocab).
+        """
+        if self.always_known or (windows.min() >= 0 and windows.max() < self.vocab):
+            return
+        row, column = np.argwhere((windows < 0) | (windows >= self.vocab))[0]
+        where = f"token {self.offset + int(starts[row]) + int(column):,} of {self.name}"
+        found, largest = int(windows[row, column]), int(windows.max())
+        if found < 0:
+            raise DataError(f"{where} is {found}; ids lie in 0..{self.vocab - 1} (model.vocab)")
+        raise DataError(
+            f"{where} is {found}, beyond model.vocab={self.vocab}: set model.vocab to at least "
+            f"{largest + 1}, or tokenize with a vocabulary of {self.vocab}"
+        )
+
+    @property
+    def always_known(self) -> bool:
+        """Whether the type of the tokens alone keeps every id below `vocab`."""
+        limits = np.iinfo(self.tokens.dtype)
+        return bool(limits.min == 0 and limits.max < self.vocab)
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits that differ for another text: to see that a resumed run reads the same.
+
+        Covers the length and 64 evenly spaced blocks of 4,096 tokens, so that it is quick for any
+        size; a change between the blocks that keeps the length goes unseen.
+        """
+        digest = hashlib.blake2b(str(len(self)).encode(), digest_size=8)
+        for start in np.linspace(0, max(len(self) - 4096, 0), 64, dtype=np.int64):
+            digest.update(self.tokens[start : start + 4096].astype("<i8").tobytes())
+        return digest.hexdigest()
+
+
+def open_corpus(data: Data, vocab: int) -> Corpus:
+    """Open what `data.path` names: a text, a folder of texts, or a token file.
+
+    Args:
+        data: the `[data]` table of the run.
+        vocab: ids of the model.
+
+    Raises:
+        DataError: it cannot be read, is empty, or holds ids that the model does not know.
+        UsageError: `data.separator` does not fit this corpus.
+    """
+    path = Path(data.path).expanduser()
+    try:
+        corpus = _open(path, data, vocab) if data.path else _library(vocab)
+    except OSError as error:
+        reason = f"{error.filename or path}: {error.strerror or error}"
+        raise DataError(f"cannot read {reason}; data.path can be {SOURCES}") from error
+    if not len(corpus):
+        raise DataError(f"{corpus.name} is empty; data.path can be {SOURCES}")
+    return corpus
+
+
+def _open(path: Path, data: Data, vocab: int) -> Corpus:
+    suffix = path.suffix.lower()
+    if path.is_file() and suffix in {".npy", ".bin"}:
+        tokens = _map_npy(path) if suffix == ".npy" else _map_raw(path, np.dtype(data.token_dtype))
+        return _token_corpus(path.name, tokens, data.separator, vocab)
+    if data.separator >= 0:
+        raise UsageError(
+            f"data.separator is {data.separator}, but a text ends its documents with a zero byte; "
+            "leave it out, or give a token file (.npy, .bin)"
+        )
+    if path.is_dir():
+        folder = read_folder(path)
+        skipped = f" ({folder.num_binary} binary skipped)" if folder.num_binary else ""
+        name = f"{path.resolve().name or path}, {_count(folder.num_files, 'text file')}{skipped}"
+        return _text_corpus(name, folder.text, vocab)
+    if not path.is_file():
+        what = "is neither a file nor a folder" if path.exists() else "does not exist"
+        raise DataError(f"data.path {data.path!r} {what}; it can be {SOURCES}")
+    if suffix in PACKED:
+        raise DataError(f"{path.name} is not plain text; unpack it: data.path can be {SOURCES}")
+    return _text_corpus(path.name, _map_raw(path, np.dtype(np.uint8)), vocab)
+
+
+def _library(vocab: int) -> Corpus:
+    folder = read_library()
+    name = (
+        f"Python {platform.python_version()} standard library, {_count(folder.num_files, 'file')}"
+    )
+    return _text_corpus(name, folder.text, vocab)
+
+
+def _text_corpus(name: str, text: Tokens, vocab: int) -> Corpus:
+    if vocab < NUM_BYTES:
+        raise DataError(
+            f"{name} is read as bytes, which needs {NUM_BYTES} ids, and model.vocab is {vocab}; "
+            f"set model.vocab to at least {NUM_BYTES}, or give a token file (.npy, .bin)"
+        )
+    return Corpus(
+        name=name, tokens=text, separator=TEXT_SEPARATOR, bytes_per_token=1.0, vocab=vocab
+    )
+
+
+def _token_corpus(name: str, tokens: Tokens, separator: int, vocab: int) -> Corpus:
+    if separator >= vocab:
+        raise UsageError(
+            f"data.separator is {separator}, beyond model.vocab={vocab}; "
+            f"it can be 0..{vocab - 1}, or -1 for none"
+        )
+    corpus = Corpus(
+        name=name,
+        tokens=tokens,
+        separator=separator if separator >= 0 else None,
+        bytes_per_token=math.nan,
+        vocab=vocab,
+    )
+    _scan(corpus)
+    return corpus
+
+
+def _scan(corpus: Corpus) -> None:
+    """Look for unknown ids before the first step: everywhere, or here and there if it is long."""
+    if corpus.always_known:
+        return
+    starts = np.arange(0, len(corpus), SCAN_CHUNK)
+    if len(starts) > SCAN_CHUNKS:
+        starts = np.linspace(0, len(corpus) - SCAN_CHUNK, SCAN_CHUNKS, dtype=np.int64)
+    for start in starts:
+        chunk = corpus.tokens[start : start + SCAN_CHUNK]
+        corpus.require_known(chunk[None, :], np.array([start]))
+
+
+def _map_npy(path: Path) -> Tokens:
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise DataError(
+            f"{path.name} is damaged or not a .npy array of numbers; "
+            "write it with numpy.save(path, ids.astype(numpy.uint16))"
+        ) from error
+    if array.ndim != 1 or array.dtype.kind not in "ui":
+        raise DataError(
+            f"{path.name} holds {array.dtype} {list(array.shape)}; token ids are whole numbers in "
+            "one row: numpy.save(path, ids.astype(numpy.uint16).ravel())"
+        )
+    return np.asarray(array)
+
+
+def _map_raw(path: Path, dtype: np.dtype[Any]) -> Tokens:
+    size = path.stat().st_size
+    if size % dtype.itemsize:
+        fits = [name for name in ("uint8", "uint16") if size % np.dtype(name).itemsize == 0]
+        raise DataError(
+            f"{path.name} has {size:,} bytes, which is no whole number of {dtype.name} tokens; "
+            f"data.token_dtype can be {' or '.join(fits)}, or the file is cut short"
+        )
+    if size == 0:
+        return np.empty(0, dtype=dtype)
+    return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
