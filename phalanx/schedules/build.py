@@ -2,9 +2,11 @@
 
 from phalanx.core.errors import RefusedError, UsageError, unknown
 from phalanx.core.schedule import Schedule
+from phalanx.schedules.check_lowered import check_lowered
 from phalanx.schedules.forward_only import forward_only as forward_rows
 from phalanx.schedules.gpipe import gpipe
 from phalanx.schedules.interleaved import interleaved
+from phalanx.schedules.lower import add_reductions, add_transfers
 from phalanx.schedules.one_f_one_b import one_f_one_b
 
 NAMES = ("gpipe", "1f1b", "interleaved")
@@ -39,6 +41,36 @@ def forward_only(p: int, m: int, v: int = 1) -> Schedule:
     """
     _require_positive(p, m, v)
     return forward_rows(p, m, v)
+
+
+def lowered(name: str, p: int, m: int, v: int, reduce_every: bool) -> Schedule:
+    """Build what the trainer obeys: the schedule `name` with messages and reductions, checked.
+
+    Args:
+        name: of the schedule.
+        p: pipeline ranks.
+        m: micro-batches per step.
+        v: chunks per rank.
+        reduce_every: reduce gradients in every backward, not only in the last of each stage.
+
+    Raises:
+        UsageError: nobody knows the name, or a size is below 1.
+        RefusedError: the schedule cannot be had in these sizes.
+    """
+    schedule = add_reductions(add_transfers(build(name, p, m, v)), every=reduce_every)
+    check_lowered(schedule)
+    return schedule
+
+
+def lowered_forward_only(p: int, m: int, v: int) -> Schedule:
+    """Build what an evaluation obeys: forwards with their messages, checked.
+
+    Raises:
+        UsageError: a size is below 1.
+    """
+    schedule = add_transfers(forward_only(p, m, v))
+    check_lowered(schedule, trains=False)
+    return schedule
 
 
 def _require_positive(p: int, m: int, v: int) -> None:

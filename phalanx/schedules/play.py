@@ -77,8 +77,7 @@ class _Play:
                 at, maker = made[tensor]
                 if maker != rank:
                     at += self.hop
-                if at > now:
-                    now = at
+                now = max(now, at)
             starts.append(now)
             now += self.seconds[action.kind][action.stage]
             output = makes(action)
@@ -91,7 +90,7 @@ class _Play:
 def seconds_table(schedule: Schedule, costs: Costs) -> dict[Kind, Sequence[float]]:
     """The seconds of each kind of action on each stage; kinds without a cost take none."""
     n = schedule.num_stages
-    table: dict[Kind, Sequence[float]] = {kind: (0.0,) * n for kind in Kind}
+    table: dict[Kind, Sequence[float]] = dict.fromkeys(Kind, (0.0,) * n)
     for kind, cost in costs.items():
         table[kind] = (cost,) * n if isinstance(cost, int | float) else cost
     return table

@@ -1,0 +1,96 @@
+"""Prove, without running anything, that the rows of a schedule can be obeyed."""
+
+from enum import Enum
+
+from phalanx.core.errors import ScheduleError
+from phalanx.core.schedule import Action, Kind, Schedule
+from phalanx.schedules.play import play
+
+
+class Progress(Enum):
+    """How far one micro-batch has come on one stage."""
+
+    NOTHING = "before all else"
+    FORWARD = "after its forward"
+    INPUT_GRAD = "after its input gradient"
+    ALL = "after its backward"
+
+
+# What an action needs to find, and what it leaves.
+STEPS: dict[Kind, tuple[Progress, Progress]] = {
+    Kind.FORWARD: (Progress.NOTHING, Progress.FORWARD),
+    Kind.BACKWARD: (Progress.FORWARD, Progress.ALL),
+    Kind.INPUT_GRAD: (Progress.FORWARD, Progress.INPUT_GRAD),
+    Kind.WEIGHT_GRAD: (Progress.INPUT_GRAD, Progress.ALL),
+}
+
+
+def check(schedule: Schedule, *, trains: bool = True) -> None:
+    """Prove that the computing actions of the rows are complete, in order and free of deadlock.
+
+    Every micro-batch passes every stage once: F, then B or (I, then W), on the rank that holds
+    the stage; and no rank waits for ever. Messages and reductions are left to `check_lowered`.
+
+    Args:
+        schedule: the rows.
+        trains: whether backwards belong to it; False for an evaluation.
+
+    Raises:
+        ScheduleError: the message names the ranks and the actions at fault.
+    """
+    progress: dict[tuple[int, int], Progress] = {}
+    for rank, row in enumerate(schedule.rows):
+        for action in row:
+            if action.kind.computes:
+                _require_held(action, rank, schedule)
+                _advance(action, rank, progress)
+    _require_complete(schedule, progress, trains)
+    play(schedule)
+
+
+def _require_held(action: Action, rank: int, schedule: Schedule) -> None:
+    if not 0 <= action.stage < schedule.num_stages or not 0 <= action.microbatch < schedule.m:
+        raise ScheduleError(
+            f"rank {rank} does {action}; stages go from 0 to {schedule.num_stages - 1} "
+            f"and micro-batches from 0 to {schedule.m - 1}"
+        )
+    holder = schedule.ranks[action.stage]
+    if holder != rank:
+        raise ScheduleError(
+            f"rank {rank} does {action}, but rank {holder} holds stage {action.stage}; "
+            f"move it to rank {holder}"
+        )
+
+
+def _advance(action: Action, rank: int, progress: dict[tuple[int, int], Progress]) -> None:
+    key = action.stage, action.microbatch
+    found = progress.get(key, Progress.NOTHING)
+    needed, left = STEPS[action.kind]
+    if found is not needed:
+        raise ScheduleError(
+            f"rank {rank} does {action} {found.value} on stage {action.stage}; "
+            f"it belongs there once, {needed.value}"
+        )
+    progress[key] = left
+
+
+def _require_complete(
+    schedule: Schedule, progress: dict[tuple[int, int], Progress], trains: bool
+) -> None:
+    end = Progress.ALL if trains else Progress.FORWARD
+    missing = {Progress.NOTHING: Kind.FORWARD, Progress.INPUT_GRAD: Kind.WEIGHT_GRAD}
+    for stage, rank in enumerate(schedule.ranks):
+        for i in range(schedule.m):
+            found = progress.get((stage, i), Progress.NOTHING)
+            if found is end:
+                continue
+            if not trains and found is not Progress.NOTHING:
+                raise ScheduleError(
+                    f"rank {rank} goes backward through stage {stage} with micro-batch {i}; "
+                    "an evaluation has forwards only"
+                )
+            action = Action(stage, missing.get(found, Kind.BACKWARD), i)
+            raise ScheduleError(
+                f"rank {rank} never does {action}; every stage needs F, then B (or I and W), "
+                "of every micro-batch"
+            )
