@@ -123,7 +123,7 @@ def open_corpus(data: Data, vocab: int) -> Corpus:
     """
     path = Path(data.path).expanduser()
     try:
-        corpus = _open(path, data, vocab) if data.path else _library(vocab)
+        corpus = _open(path, data, vocab)
     except OSError as error:
         reason = f"{error.filename or path}: {error.strerror or error}"
         raise DataError(f"cannot read {reason}; data.path can be {SOURCES}") from error
@@ -133,37 +133,16 @@ def open_corpus(data: Data, vocab: int) -> Corpus:
 
 
 def _open(path: Path, data: Data, vocab: int) -> Corpus:
-    suffix = path.suffix.lower()
-    if path.is_file() and suffix in {".npy", ".bin"}:
-        tokens = _map_npy(path) if suffix == ".npy" else _map_raw(path, np.dtype(data.token_dtype))
-        return _token_corpus(path.name, tokens, data.separator, vocab)
+    if data.path and not path.exists():
+        raise DataError(f"data.path {data.path!r} does not exist; it can be {SOURCES}")
+    if path.is_file() and path.suffix.lower() in {".npy", ".bin"}:
+        return _open_tokens(path, data, vocab)
     if data.separator >= 0:
         raise UsageError(
             f"data.separator is {data.separator}, but a text ends its documents with a zero byte; "
             "leave it out, or give a token file (.npy, .bin)"
         )
-    if path.is_dir():
-        folder = read_folder(path)
-        skipped = f" ({folder.num_binary} binary skipped)" if folder.num_binary else ""
-        name = f"{path.resolve().name or path}, {_count(folder.num_files, 'text file')}{skipped}"
-        return _text_corpus(name, folder.text, vocab)
-    if not path.is_file():
-        what = "is neither a file nor a folder" if path.exists() else "does not exist"
-        raise DataError(f"data.path {data.path!r} {what}; it can be {SOURCES}")
-    if suffix in PACKED:
-        raise DataError(f"{path.name} is not plain text; unpack it: data.path can be {SOURCES}")
-    return _text_corpus(path.name, _map_raw(path, np.dtype(np.uint8)), vocab)
-
-
-def _library(vocab: int) -> Corpus:
-    folder = read_library()
-    name = (
-        f"Python {platform.python_version()} standard library, {_count(folder.num_files, 'file')}"
-    )
-    return _text_corpus(name, folder.text, vocab)
-
-
-def _text_corpus(name: str, text: Tokens, vocab: int) -> Corpus:
+    name, text = _read_text(path) if data.path else _read_library()
     if vocab < NUM_BYTES:
         raise DataError(
             f"{name} is read as bytes, which needs {NUM_BYTES} ids, and model.vocab is {vocab}; "
@@ -174,16 +153,36 @@ def _text_corpus(name: str, text: Tokens, vocab: int) -> Corpus:
     )
 
 
-def _token_corpus(name: str, tokens: Tokens, separator: int, vocab: int) -> Corpus:
-    if separator >= vocab:
+def _read_library() -> tuple[str, Tokens]:
+    folder = read_library()
+    version = platform.python_version()
+    return f"Python {version} standard library, {_count(folder.num_files, 'file')}", folder.text
+
+
+def _read_text(path: Path) -> tuple[str, Tokens]:
+    if path.is_dir():
+        folder = read_folder(path)
+        skipped = f" ({folder.num_binary} binary skipped)" if folder.num_binary else ""
+        name = path.resolve().name or str(path)
+        return f"{name}, {_count(folder.num_files, 'text file')}{skipped}", folder.text
+    if not path.is_file():
+        raise DataError(f"{path} is neither a file nor a folder; data.path can be {SOURCES}")
+    if path.suffix.lower() in PACKED:
+        raise DataError(f"{path.name} is not plain text; unpack it: data.path can be {SOURCES}")
+    return path.name, _map_raw(path, np.dtype(np.uint8))
+
+
+def _open_tokens(path: Path, data: Data, vocab: int) -> Corpus:
+    if data.separator >= vocab:
         raise UsageError(
-            f"data.separator is {separator}, beyond model.vocab={vocab}; "
+            f"data.separator is {data.separator}, beyond model.vocab={vocab}; "
             f"it can be 0..{vocab - 1}, or -1 for none"
         )
+    raw = path.suffix.lower() == ".bin"
     corpus = Corpus(
-        name=name,
-        tokens=tokens,
-        separator=separator if separator >= 0 else None,
+        name=f"{path.name} as {data.token_dtype}" if raw else path.name,
+        tokens=_map_raw(path, np.dtype(data.token_dtype)) if raw else _map_npy(path),
+        separator=data.separator if data.separator >= 0 else None,
         bytes_per_token=math.nan,
         vocab=vocab,
     )
