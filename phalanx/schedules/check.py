@@ -4,6 +4,7 @@ from enum import Enum
 
 from phalanx.core.errors import ScheduleError
 from phalanx.core.schedule import Action, Kind, Schedule
+from phalanx.schedules.messages import without_messages
 from phalanx.schedules.play import play
 
 
@@ -38,12 +39,12 @@ def check(schedule: Schedule, *, trains: bool = True) -> None:
     Raises:
         ScheduleError: the message names the ranks and the actions at fault.
     """
+    schedule = without_messages(schedule)
     progress: dict[tuple[int, int], Progress] = {}
     for rank, row in enumerate(schedule.rows):
         for action in row:
-            if action.kind.computes:
-                _require_held(action, rank, schedule)
-                _advance(action, rank, progress)
+            _require_held(action, rank, schedule)
+            _advance(action, rank, progress)
     _require_complete(schedule, progress, trains)
     play(schedule)
 

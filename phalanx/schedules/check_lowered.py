@@ -11,7 +11,14 @@ from phalanx.core.errors import ScheduleError
 from phalanx.core.schedule import Action, Kind, Row, Schedule
 from phalanx.schedules.check import check
 from phalanx.schedules.lower import ACCUMULATES
-from phalanx.schedules.messages import RECEIVES, SENDS, other_end, peer, receive_of, send_of
+from phalanx.schedules.messages import (
+    RECEIVES,
+    SENDS,
+    other_end,
+    peer,
+    receive_of,
+    send_of,
+)
 
 
 def check_lowered(schedule: Schedule, *, trains: bool = True) -> None:
@@ -32,7 +39,6 @@ def check_lowered(schedule: Schedule, *, trains: bool = True) -> None:
     check(schedule, trains=trains)
     for rank, row in enumerate(schedule.rows):
         _require_messages(rank, row, schedule)
-    _require_mirrored(schedule)
     _require_rendezvous(schedule)
     if any(action.kind is Kind.REDUCE for row in schedule.rows for action in row):
         for rank, row in enumerate(schedule.rows):
@@ -40,9 +46,7 @@ def check_lowered(schedule: Schedule, *, trains: bool = True) -> None:
 
 
 def _require_messages(rank: int, row: Row, schedule: Schedule) -> None:
-    """Every message of the row once: a send behind its maker, a receive before its user."""
-    computed = [action for action in row if action.kind.computes]
-    expected = {r for action in computed if (r := receive_of(action, schedule)) is not None}
+    """Every message of the row once: a receive before its user, a send behind its maker."""
     received: set[Action] = set()
     unsent: set[Action] = set()
     for action in row:
@@ -54,26 +58,53 @@ def _require_messages(rank: int, row: Row, schedule: Schedule) -> None:
                 )
             unsent.remove(action)
         elif action.kind in RECEIVES:
-            if action not in expected or action in received:
-                raise ScheduleError(
-                    f"rank {rank} does {action}, which nobody needs there; "
-                    "a receive belongs once, before the action that uses its tensor"
-                )
+            if action in received:
+                raise ScheduleError(f"rank {rank} does {action} twice; receive it once")
             received.add(action)
-        elif action.kind.computes:
-            _require_input(rank, action, schedule, received)
-            send = send_of(action, schedule)
+        else:
+            receive, send = receive_of(action, schedule), send_of(action, schedule)
+            if receive is not None:
+                if receive not in received:
+                    raise ScheduleError(
+                        f"rank {rank} does {action} without {receive} before it; "
+                        "a receive belongs once, before the action that uses its tensor"
+                    )
+                received.remove(receive)
             if send is not None:
                 unsent.add(send)
-    if unsent:
-        raise ScheduleError(f"rank {rank} never does {min(map(str, unsent))}; add it to its row")
+    for idle in sorted(received | unsent, key=str):
+        what = "never does" if idle in unsent else "does, without using it,"
+        raise ScheduleError(f"rank {rank} {what} {idle}; every tensor moves and is used once")
 
 
-def _require_input(rank: int, action: Action, schedule: Schedule, received: set[Action]) -> None:
-    receive = receive_of(action, schedule)
-    if receive is not None and receive not in received:
+def _require_rendezvous(schedule: Schedule) -> None:
+    """Obey the rows with messages that block both ranks until they meet.
+
+    What finishes so is mirrored, too, since every message met its other end.
+    """
+    rows = schedule.rows
+    place = [0] * len(rows)
+    ready = deque(range(len(rows)))
+    while ready:
+        rank = ready.popleft()
+        while place[rank] < len(rows[rank]):
+            action = rows[rank][place[rank]]
+            if action.kind in SENDS or action.kind in RECEIVES:
+                other = peer(action, schedule)
+                if _at(rows[other], place[other]) != other_end(action):
+                    break
+                place[other] += 1
+                ready.append(other)
+            place[rank] += 1
+    stuck = [
+        f"rank {rank} in {row[place[rank]]}"
+        for rank, row in enumerate(rows)
+        if place[rank] < len(row)
+    ]
+    if stuck:
+        _require_mirrored(schedule)
         raise ScheduleError(
-            f"rank {rank} does {action} without {receive} before it; put the receive first"
+            f"messages that wait for ever: {', '.join(stuck)}; reorder the rows of these ranks"
         )
 
 
@@ -96,33 +127,6 @@ def _require_mirrored(schedule: Schedule) -> None:
             f"ranks {rank} and {other} disagree about their message {place}: "
             f"{here or 'nothing'} on rank {rank}, {answer} on rank {other}; "
             "both rows need their messages in the same order"
-        )
-
-
-def _require_rendezvous(schedule: Schedule) -> None:
-    """Obey the rows with messages that block both ranks until they meet."""
-    rows = schedule.rows
-    place = [0] * len(rows)
-    ready = deque(range(len(rows)))
-    while ready:
-        rank = ready.popleft()
-        while place[rank] < len(rows[rank]):
-            action = rows[rank][place[rank]]
-            if action.kind in SENDS or action.kind in RECEIVES:
-                other = peer(action, schedule)
-                if _at(rows[other], place[other]) != other_end(action):
-                    break
-                place[other] += 1
-                ready.append(other)
-            place[rank] += 1
-    stuck = [
-        f"rank {rank} in {row[place[rank]]}"
-        for rank, row in enumerate(rows)
-        if place[rank] < len(row)
-    ]
-    if stuck:
-        raise ScheduleError(
-            f"messages that wait for ever: {', '.join(stuck)}; reorder the rows of these ranks"
         )
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from phalanx.core.errors import ScheduleError
 from phalanx.core.schedule import Action, Kind, Row, Schedule
-from phalanx.schedules.messages import RECEIVES, SENDS, other_end, send_of
+from phalanx.schedules.messages import other_end, send_of, without_messages
 from phalanx.schedules.play import UNIT, play, seconds_table
 
 ACCUMULATES = (Kind.BACKWARD, Kind.WEIGHT_GRAD)  # what adds to the gradients of the weights
@@ -27,12 +27,12 @@ def add_transfers(schedule: Schedule) -> Schedule:
     since a posted receive holds its buffer.
 
     Raises:
-        ScheduleError: the rows have messages already, or cannot be played.
+        ScheduleError: the rows have been lowered already, or cannot be played.
     """
+    if without_messages(schedule) != schedule:
+        raise ScheduleError("these rows have messages or reductions already; lower them only once")
     rows: list[list[Action]] = [[] for _ in schedule.rows]
     for rank, action in _by_completion(schedule):
-        if action.kind in SENDS or action.kind in RECEIVES:
-            raise ScheduleError(f"rank {rank} has {action} already; lower rows without messages")
         rows[rank].append(action)
         send = send_of(action, schedule)
         if send is not None:
@@ -46,7 +46,7 @@ def add_reductions(schedule: Schedule, every: bool) -> Schedule:
     """Put a reduction before the backward that makes gradients final.
 
     Args:
-        schedule: the rows, with or without messages.
+        schedule: the rows, after `add_transfers`.
         every: reduce what every backward leaves (gradients live sharded), rather than only
             the last one of each stage. Where backward is split, W stands for it.
     """

@@ -4,6 +4,8 @@ An output goes to the next stage as SEND_F and RECV_F; the gradient of an input 
 previous stage as SEND_B and RECV_B. Between stages on one rank there is no message.
 """
 
+from dataclasses import replace
+
 from phalanx.core.schedule import Action, Kind, Schedule
 
 SENDS = (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
@@ -46,6 +48,12 @@ def other_end(message: Action) -> Action:
 def peer(message: Action, schedule: Schedule) -> int:
     """The pipeline rank at the other end of a send or a receive."""
     return schedule.ranks[message.stage + _OTHER_END[message.kind][0]]
+
+
+def without_messages(schedule: Schedule) -> Schedule:
+    """Only what is computed: the rows before any pass."""
+    rows = tuple(tuple(a for a in row if a.kind.computes) for row in schedule.rows)
+    return replace(schedule, rows=rows)
 
 
 def _crosses(stage: int, other: int, schedule: Schedule) -> bool:

@@ -11,10 +11,6 @@ from phalanx.core.errors import ScheduleError
 from phalanx.core.schedule import Action, Kind, Schedule
 
 Costs = Mapping[Kind, float | Sequence[float]]
-Tensor = tuple[int, int, int]  # (OUTPUT or GRADIENT, stage, micro-batch): what others wait for
-
-OUTPUT = 0  # of a stage: the next stage's input
-GRADIENT = 1  # of a stage's input: what the previous stage continues with
 
 UNIT: Costs = {Kind.FORWARD: 1, Kind.BACKWARD: 2, Kind.INPUT_GRAD: 1, Kind.WEIGHT_GRAD: 1}
 
@@ -23,7 +19,7 @@ def play(schedule: Schedule, costs: Costs = UNIT, hop: float = 0.0) -> list[list
     """Start every action as soon as its rank is free and its inputs have arrived.
 
     Args:
-        schedule: the rows; messages and reductions in them take no time.
+        schedule: rows of computing actions, without messages and reductions.
         costs: seconds of each kind of action, as one number or one per stage.
         hop: seconds to carry one tensor to another rank.
 
@@ -45,15 +41,31 @@ def play(schedule: Schedule, costs: Costs = UNIT, hop: float = 0.0) -> list[list
     return game.starts
 
 
+def seconds_table(schedule: Schedule, costs: Costs) -> dict[Kind, Sequence[float]]:
+    """The seconds of each kind of action on each stage; kinds without a cost take none."""
+    n = schedule.num_stages
+    table: dict[Kind, Sequence[float]] = dict.fromkeys(Kind, (0.0,) * n)
+    for kind, cost in costs.items():
+        table[kind] = (cost,) * n if isinstance(cost, int | float) else cost
+    return table
+
+
+FORWARD, WEIGHT_GRAD = Kind.FORWARD, Kind.WEIGHT_GRAD  # looking up members of an Enum is slow
+
+
 class _Play:
-    """The state of one play: what has been made so far, and who waits for what."""
+    """The state of one play: what has been made so far, and who waits for what.
+
+    Tensors are numbered: the output of stage s for micro-batch i is s m + i, and the gradient
+    of its input comes as many places behind it as there are outputs.
+    """
 
     def __init__(self, schedule: Schedule, costs: Costs, hop: float) -> None:
         self.schedule = schedule
         self.seconds = seconds_table(schedule, costs)
         self.hop = hop
-        self.made: dict[Tensor, tuple[float, int]] = {}  # when, and on which rank
-        self.waiting: dict[Tensor, list[int]] = {}
+        self.made: dict[int, float] = {}  # tensor: when
+        self.waiting: dict[int, list[int]] = {}  # tensor: ranks
         self.ready = deque(range(len(schedule.rows)))
         self.starts: list[list[float]] = [[] for _ in schedule.rows]
 
@@ -66,54 +78,36 @@ class _Play:
             if tensor is not None:
                 self.waiting.setdefault(tensor, []).append(rank)
 
-    def _live(self, rank: int) -> Iterator[Tensor]:
+    def _live(self, rank: int) -> Iterator[int]:
         """Do the row of one rank; yield whatever it has to wait for."""
-        now, num_stages = 0.0, self.schedule.num_stages
-        made, waiting, starts = self.made, self.waiting, self.starts[rank]
-        for action in self.schedule.rows[rank]:
-            for tensor in needs(action, num_stages):
+        schedule, seconds, starts = self.schedule, self.seconds, self.starts[rank]
+        made, waiting = self.made, self.waiting
+        away = [0.0 if holder == rank else self.hop for holder in schedule.ranks]
+        outputs, now = schedule.num_stages * schedule.m, 0.0
+        for action in schedule.rows[rank]:
+            inputs, output = _tensors(action, schedule.m, outputs)
+            for stage, tensor in inputs:
                 if tensor not in made:
                     yield tensor
-                at, maker = made[tensor]
-                if maker != rank:
-                    at += self.hop
-                now = max(now, at)
+                now = max(now, made[tensor] + away[stage])
             starts.append(now)
-            now += self.seconds[action.kind][action.stage]
-            output = makes(action)
+            now += seconds[action.kind][action.stage]
             if output is not None:
-                made[output] = now, rank
+                made[output] = now
                 if output in waiting:
                     self.ready += waiting.pop(output)
 
 
-def seconds_table(schedule: Schedule, costs: Costs) -> dict[Kind, Sequence[float]]:
-    """The seconds of each kind of action on each stage; kinds without a cost take none."""
-    n = schedule.num_stages
-    table: dict[Kind, Sequence[float]] = dict.fromkeys(Kind, (0.0,) * n)
-    for kind, cost in costs.items():
-        table[kind] = (cost,) * n if isinstance(cost, int | float) else cost
-    return table
-
-
-def needs(action: Action, num_stages: int) -> tuple[Tensor, ...]:
-    """The tensors that must exist before `action` can start."""
+def _tensors(
+    action: Action, m: int, outputs: int
+) -> tuple[tuple[tuple[int, int], ...], int | None]:
+    """What an action needs, as (stage that makes it, tensor), and which tensor it makes."""
     stage, kind, i = action
-    if kind is Kind.FORWARD:
-        return ((OUTPUT, stage - 1, i),) if stage > 0 else ()
-    if kind is Kind.BACKWARD or kind is Kind.INPUT_GRAD:
-        own = (OUTPUT, stage, i)
-        return (own, (GRADIENT, stage + 1, i)) if stage + 1 < num_stages else (own,)
-    if kind is Kind.WEIGHT_GRAD:
-        return ((GRADIENT, stage, i),)
-    return ()
-
-
-def makes(action: Action) -> Tensor | None:
-    """The tensor that others may wait for, if `action` makes one."""
-    stage, kind, i = action
-    if kind is Kind.FORWARD:
-        return OUTPUT, stage, i
-    if kind is Kind.BACKWARD or kind is Kind.INPUT_GRAD:
-        return GRADIENT, stage, i
-    return None
+    output = stage * m + i
+    if kind is FORWARD:
+        return ((stage - 1, output - m),) if stage > 0 else (), output
+    gradient = output + outputs
+    if kind is WEIGHT_GRAD:
+        return ((stage, gradient),), None
+    own, behind = (stage, output), (stage + 1, gradient + m)
+    return (own, behind) if gradient + m < 2 * outputs else (own,), gradient

@@ -1,0 +1,83 @@
+"""Schedules as text: `2F0`, one line per rank, as torch.distributed.pipelining reads and writes.
+
+A CSV file has one line per rank and one action per cell; empty cells are idle slots and are
+skipped. Such files can be drawn by hand, or exchanged with torch.
+"""
+
+import csv
+import io
+import re
+
+from phalanx.core.errors import ScheduleError, UsageError
+from phalanx.core.schedule import Action, Kind, Row, Schedule
+
+_KINDS = {kind.value: kind for kind in Kind}
+_ACTION = re.compile(rf"(\d+)({'|'.join(_KINDS)})(\d+)", re.ASCII)
+
+
+def parse_action(text: str) -> Action:
+    """Read one action such as `2F0` or `1SEND_F3`; the inverse of `str`.
+
+    Raises:
+        UsageError: the text is no action.
+    """
+    match = _ACTION.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(
+            f"cannot read {text.strip()!r} as an action; write stage, kind and micro-batch, as in "
+            f"2F0; kinds: {', '.join(_KINDS)}"
+        )
+    stage, kind, microbatch = match.groups()
+    return Action(int(stage), _KINDS[kind], int(microbatch))
+
+
+def to_csv(schedule: Schedule) -> str:
+    """Write the rows, one line per rank."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(schedule.texts())
+    return out.getvalue()
+
+
+def from_csv(text: str, name: str) -> Schedule:
+    """Read rows, one line per rank; sizes and placement follow from the actions.
+
+    Args:
+        text: the contents of the file.
+        name: what to call the schedule.
+
+    Raises:
+        UsageError: a cell is no action, or there are none.
+        ScheduleError: a stage stands on two ranks, or is missing, or ranks hold unequal numbers.
+    """
+    lines = list(csv.reader(io.StringIO(text)))
+    while lines and not any(cell.strip() for cell in lines[-1]):
+        lines.pop()
+    rows = tuple(tuple(parse_action(c) for c in line if c.strip()) for line in lines)
+    if not any(rows):
+        raise UsageError(f"{name} has no actions; write one line per rank, as in 0F0,0B0")
+    ranks = _placement(rows)
+    p = len(rows)
+    if len(ranks) % p:
+        raise ScheduleError(f"{name} cuts {len(ranks)} stages over {p} ranks; {p} must divide them")
+    m = 1 + max(action.microbatch for row in rows for action in row)
+    return Schedule(name, p, m, len(ranks) // p, rows, ranks)
+
+
+def _placement(rows: tuple[Row, ...]) -> tuple[int, ...]:
+    """The rank of each stage: the row in which the stage stands."""
+    holder: dict[int, int] = {}
+    for rank, row in enumerate(rows):
+        for action in row:
+            first = holder.setdefault(action.stage, rank)
+            if first != rank:
+                raise ScheduleError(
+                    f"stage {action.stage} stands on rank {first} and, as {action}, on rank "
+                    f"{rank}; a stage lives on one rank"
+                )
+    missing = set(range(max(holder) + 1)) - set(holder)
+    if missing:
+        raise ScheduleError(
+            f"stage {min(missing)} stands nowhere, but stage {max(holder)} does; "
+            "number the stages from 0 without gaps"
+        )
+    return tuple(holder[stage] for stage in range(len(holder)))
