@@ -3,7 +3,9 @@
 from typing import Literal, NamedTuple
 
 Axis = Literal["data", "tensor", "context", "pipeline", "expert", "world"]
-Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"]
+Collective = Literal[
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"
+]
 
 
 class Transfer(NamedTuple):

@@ -1,0 +1,83 @@
+"""How many bytes training keeps for every parameter, and what ZeRO leaves of them on a rank.
+
+Symbols: d ranks that share one sharded copy.
+"""
+
+from typing import NamedTuple
+
+from phalanx.core.errors import UsageError
+
+
+class StateBytes(NamedTuple):
+    """Bytes per parameter, by what they are for.
+
+    The defaults are mixed precision with Adam, 2 + 2 + 4 + 8 = 16: Rajbhandari et al. 2019
+    (arXiv:1910.02054), section 3.1.
+    """
+
+    weights: float = 2.0  # what the matrix products read
+    gradients: float = 2.0
+    master: float = 4.0  # the fp32 copy that the optimizer updates
+    moments: float = 8.0  # two fp32 running means of Adam
+
+    @property
+    def optimizer(self) -> float:
+        """Master copy and moments: the share that ZeRO-1 cuts."""
+        return self.master + self.moments
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return self.weights + self.gradients + self.optimizer
+
+
+MIXED_ADAM = StateBytes()
+MIXED_ADAM_FP32_GRADIENTS = StateBytes(gradients=4.0)  # Megatron-LM and ours: reduced in fp32
+FULL_FP32_ADAM = StateBytes(weights=4.0, gradients=4.0, master=0.0)
+BOOK_ADAM = StateBytes(gradients=0.0, master=0.0)  # the scaling book's 10 bytes: 2 + 8
+
+
+def sharded(state: StateBytes, zero: int, d: int) -> StateBytes:
+    """Bytes per parameter that stay on one of d ranks.
+
+        zero 0    weights + gradients + optimizer             16
+        zero 1    weights + gradients + optimizer / d         4 + 12/d
+        zero 2    weights + (gradients + optimizer) / d       2 + 14/d
+        zero 3    (weights + gradients + optimizer) / d       16/d
+
+    Source: Rajbhandari et al. 2019 (arXiv:1910.02054), figure 1 and section 5.
+
+    Args:
+        state: bytes per parameter before anything is cut.
+        zero: stage, 0 to 3.
+        d: ranks that share one copy.
+
+    Raises:
+        UsageError: a stage or degree that does not exist.
+    """
+    if zero not in (0, 1, 2, 3) or d < 1:
+        raise UsageError(f"zero={zero} over {d} ranks; zero can be 0, 1, 2, 3 over 1 or more")
+    return StateBytes(
+        weights=state.weights / (d if zero >= 3 else 1),
+        gradients=state.gradients / (d if zero >= 2 else 1),
+        master=state.master / (d if zero >= 1 else 1),
+        moments=state.moments / (d if zero >= 1 else 1),
+    )
+
+
+def elements_moved(zero: int, *, reshard: bool = True) -> float:
+    """Elements that cross the data axis in a step, per parameter, for large d.
+
+        zero 0, 1, 2    2    reduce-scatter of gradients, all-gather of weights (or all-reduce)
+        zero 3          3    a second all-gather in backward, since the first was freed
+        zero 3, kept    2    weights stay gathered between forward and backward
+
+    Sources: Rajbhandari et al. 2019 (arXiv:1910.02054), section 7; Llama 3 keeps the weights
+    (arXiv:2407.21783, section 3.3.2).
+    """
+    return 3.0 if zero == 3 and reshard else 2.0
+
+
+def largest_model(memory: float, state: StateBytes = MIXED_ADAM) -> float:
+    """Parameters whose unsharded state fills `memory` bytes, activations left out."""
+    return memory / state.total

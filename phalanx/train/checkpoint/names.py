@@ -1,0 +1,55 @@
+"""What things are called in a directory of checkpoints.
+
+step-00000100/                         a committed checkpoint
+    rank-00000.safetensors ...         what each rank owned
+    manifest.json                      what the files hold and must read back as
+step-00000100.replaced/                still valid; makes room for a new save of the same step
+corrupt-step-00000100/                 found damaged and set aside
+.step-00000100.ATTEMPT-COUNT.partial/  being written, with a ticket for each complete shard
+.step-00000100.ATTEMPT-COUNT.failed/   given up, with the reason, until every rank has seen it
+.step-00000100.ATTEMPT-COUNT.discarded/  being deleted
+"""
+
+import re
+from pathlib import Path
+
+MANIFEST = "manifest.json"
+REPLACED = ".replaced"
+ATTEMPT = re.compile(r"\w{1,64}")
+SHARD = re.compile(r"rank-\d{5,}\.safetensors")
+
+_STEP = re.compile(rf"step-(\d{{8,}})({re.escape(REPLACED)})?")
+_HIDDEN = re.compile(rf"\.{_STEP.pattern}\.(\w+)-(\d+)\.(partial|failed|discarded)")
+
+
+def step_name(step: int) -> str:
+    """Directory name of a committed checkpoint."""
+    return f"step-{step:08d}"
+
+
+def shard_name(rank: int) -> str:
+    """File name of the pieces of one rank."""
+    return f"rank-{rank:05d}.safetensors"
+
+
+def ticket_name(rank: int) -> str:
+    """File name of the index of one rank; it exists only beside a complete, durable shard."""
+    return f"rank-{rank:05d}.json"
+
+
+def hidden_name(name: str, attempt: str, count: int, kind: str) -> str:
+    """Name of a directory that readers never look at; `name` is that of a checkpoint."""
+    return f".{name}.{attempt}-{count}.{kind}"
+
+
+def steps(directory: Path) -> list[tuple[int, Path]]:
+    """All committed checkpoints as (step, path), newest first; of two of a step, the later one."""
+    paths = directory.iterdir() if directory.is_dir() else ()
+    found = [(int(m[1]), path) for path in paths if (m := _STEP.fullmatch(path.name))]
+    return sorted(found, key=lambda item: (-item[0], item[1].name))
+
+
+def hidden(directory: Path) -> list[tuple[str, int, Path]]:
+    """All directories that readers never look at, as (attempt, count, path)."""
+    matches = ((_HIDDEN.fullmatch(path.name), path) for path in directory.iterdir())
+    return [(m[3], int(m[4]), path) for m, path in matches if m]

@@ -1,0 +1,228 @@
+"""Every message between ranks goes through this file: groups of ranks, and a ledger of what they said.
+
+NCCL runs its own collectives. On CPU, gloo's reduce-scatter and all-gather cost several times what
+the bytes cost, so there ranks exchange directly and sum in rank order; see
+docs/decisions/0003-direct-collectives-on-cpu.md.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from phalanx.core.traffic import Axis, Collective, Transfer
+
+_ONE_HOP_BYTES = 1 << 15  # below this a second round of messages costs more than the bytes
+
+# torch 2.13 renamed the first to the second; both are supported.
+_reduce_scatter: Callable[..., dist.Work | None] = getattr(
+    dist, "reduce_scatter_single", dist.reduce_scatter_tensor
+)
+_all_gather: Callable[..., dist.Work | None] = getattr(
+    dist, "all_gather_single", dist.all_gather_into_tensor
+)
+
+
+class Ledger:
+    """Counts what one rank sent since the last `clear`."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[Transfer] = Counter()
+
+    def note(self, axis: Axis, collective: Collective, purpose: str, size: int) -> None:
+        """Count one message of `size` bytes."""
+        self._counts[Transfer(axis, collective, purpose, size)] += 1
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._counts.clear()
+
+    def transfers(self) -> list[Transfer]:
+        """What was sent, equal messages added up, in a stable order."""
+        return sorted(t._replace(times=n) for t, n in self._counts.items())
+
+
+@dataclass
+class Pending:
+    """A message on its way; `wait` before touching its buffers."""
+
+    works: Sequence[dist.Work | None] = ()
+    finish: Callable[[], None] | None = None
+    buffers: tuple[Tensor, ...] = field(default=(), repr=False)
+
+    def wait(self) -> None:
+        """Return once the result is in place; a second call does nothing."""
+        for work in self.works:
+            if work is not None:
+                work.wait()
+        finish, self.works, self.finish, self.buffers = self.finish, (), None, ()
+        if finish is not None:
+            finish()
+
+
+class Group:
+    """The ranks along one axis of the mesh, and the collectives among them.
+
+    Attributes:
+        axis: which axis, for the ledger.
+        ranks: global ranks, in order.
+        index: where this process stands among them.
+        ledger: where messages are noted; shared by all groups of a mesh.
+    """
+
+    def __init__(
+        self, axis: Axis, ranks: Sequence[int], handle: dist.ProcessGroup | None, ledger: Ledger
+    ) -> None:
+        self.axis = axis
+        self.ranks = tuple(ranks)
+        self.handle = handle
+        self.ledger = ledger
+        self.index = self.ranks.index(dist.get_rank()) if handle is not None else 0
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.ranks)
+
+    def all_reduce(self, x: Tensor, purpose: str, *, largest: bool = False) -> Pending:
+        """Sum (or take the maximum of) `x` over the group, in place; contiguous, any shape."""
+        if self.size == 1:
+            return Pending()
+        self.ledger.note(self.axis, "all_reduce", purpose, x.nbytes)
+        return self._all_reduce(x, purpose, largest)
+
+    def all_gather(self, out: Tensor, x: Tensor, purpose: str) -> Pending:
+        """Fill `out` with every rank's `x`, in rank order along the first dim."""
+        if self.size == 1:
+            out.copy_(x.view_as(out))
+            return Pending()
+        self.ledger.note(self.axis, "all_gather", purpose, out.nbytes)
+        return self._all_gather(out, x, purpose)
+
+    def reduce_scatter(self, out: Tensor, x: Tensor, purpose: str) -> Pending:
+        """Sum `x` over the group and leave slice `index` of the first dim in `out`."""
+        if self.size == 1:
+            out.copy_(x.view_as(out))
+            return Pending()
+        self.ledger.note(self.axis, "reduce_scatter", purpose, x.nbytes)
+        return self._reduce_scatter(out, x, purpose)
+
+    def send(self, x: Tensor, to: int, purpose: str, tag: int = 0) -> Pending:
+        """Send `x` to group index `to`; matched in order of issue for each pair of ranks."""
+        self.ledger.note(self.axis, "send", purpose, x.nbytes)
+        return self._send(x, to, purpose, tag)
+
+    def receive(self, x: Tensor, source: int, tag: int = 0) -> Pending:
+        """Fill `x` with what group index `source` sends."""
+        work = dist.irecv(x, self.ranks[source], group=self.handle, tag=tag)
+        return Pending([work], buffers=(x,))
+
+    def _send(self, x: Tensor, to: int, purpose: str, tag: int) -> Pending:
+        work = dist.isend(x, self.ranks[to], group=self.handle, tag=tag)
+        return Pending([work], buffers=(x,))
+
+    def _all_reduce(self, x: Tensor, purpose: str, largest: bool) -> Pending:
+        op = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
+        return Pending([dist.all_reduce(x, op, self.handle, async_op=True)], buffers=(x,))
+
+    def _all_gather(self, out: Tensor, x: Tensor, purpose: str) -> Pending:
+        work = _all_gather(out, x, group=self.handle, async_op=True)
+        return Pending([work], buffers=(out, x))
+
+    def _reduce_scatter(self, out: Tensor, x: Tensor, purpose: str) -> Pending:
+        work = _reduce_scatter(out, x, group=self.handle, async_op=True)
+        return Pending([work], buffers=(out, x))
+
+
+class DirectGroup(Group):
+    """The same collectives from point-to-point messages, each byte sent once to who needs it.
+
+    A rank sends as much as a ring would, S (p-1)/p per phase. Sums run in rank order on one rank
+    and are then copied, so every rank ends with the same bits. Each collective has a tag of its
+    own: a rank may start the next one before another has finished this one.
+    """
+
+    _collectives = 0
+
+    def _all_reduce(self, x: Tensor, purpose: str, largest: bool) -> Pending:
+        flat = x.view(-1)
+        if flat.nbytes <= _ONE_HOP_BYTES:
+            return self._all_reduce_in_one_hop(flat, largest)
+        share = -(-flat.numel() // self.size)
+        chunks = list(flat.split(share))
+        chunks += [flat.new_empty(0)] * (self.size - len(chunks))
+        mine = chunks[self.index]
+        tag = self._next_tag()
+        works, theirs = self._exchange(chunks, mine, tag)
+
+        def finish() -> None:
+            _fold(mine, theirs, self.index, largest)
+            for work in self._spread(chunks, tag):
+                work.wait()
+
+        return Pending(works, finish, (flat,))
+
+    def _all_reduce_in_one_hop(self, flat: Tensor, largest: bool) -> Pending:
+        works, theirs = self._exchange([flat] * self.size, flat, self._next_tag())
+        return Pending(works, lambda: _fold(flat, theirs, self.index, largest), (flat,))
+
+    def _all_gather(self, out: Tensor, x: Tensor, purpose: str) -> Pending:
+        chunks = list(out.view(-1).chunk(self.size))
+        chunks[self.index].copy_(x.view(-1))
+        return Pending(self._spread(chunks, self._next_tag()), buffers=(out,))
+
+    def _reduce_scatter(self, out: Tensor, x: Tensor, purpose: str) -> Pending:
+        chunks = list(x.view(-1).chunk(self.size))
+        works, theirs = self._exchange(chunks, chunks[self.index], self._next_tag())
+
+        def finish() -> None:
+            out.view(-1).copy_(chunks[self.index])
+            _fold(out.view(-1), theirs, self.index, largest=False)
+
+        return Pending(works, finish, (x,))
+
+    def _next_tag(self) -> int:
+        self._collectives += 1
+        return self._collectives % (1 << 30)
+
+    def _peers(self) -> list[int]:
+        return [i for i in range(self.size) if i != self.index]
+
+    def _exchange(
+        self, chunks: Sequence[Tensor], mine: Tensor, tag: int
+    ) -> tuple[list[dist.Work | None], dict[int, Tensor]]:
+        """Send chunk i to rank i; receive everyone's version of `mine`."""
+        theirs = {i: torch.empty_like(mine) for i in self._peers()}
+        works: list[dist.Work | None] = []
+        for i in self._peers():
+            if mine.numel():
+                works.append(dist.irecv(theirs[i], self.ranks[i], self.handle, tag))
+            if chunks[i].numel():
+                works.append(dist.isend(chunks[i], self.ranks[i], self.handle, tag))
+        return works, theirs
+
+    def _spread(self, chunks: Sequence[Tensor], tag: int) -> list[dist.Work]:
+        """Send this rank's chunk to everyone; receive theirs into their places."""
+        works = []
+        for i in self._peers():
+            if chunks[i].numel():
+                works.append(dist.irecv(chunks[i], self.ranks[i], self.handle, tag))
+            if chunks[self.index].numel():
+                works.append(dist.isend(chunks[self.index], self.ranks[i], self.handle, tag))
+        return [work for work in works if work is not None]
+
+
+def _fold(mine: Tensor, theirs: dict[int, Tensor], index: int, largest: bool) -> None:
+    """Combine all versions in rank order, so that every rank computes the same bits."""
+    if not mine.numel():
+        return
+    parts = [theirs.get(i, mine) for i in range(len(theirs) + 1)]
+    if largest:
+        mine.copy_(torch.stack(parts).amax(0))
+    elif len(parts) == 2:
+        torch.add(parts[0], parts[1], out=mine)
+    else:
+        mine.copy_(torch.stack(parts).sum(0))

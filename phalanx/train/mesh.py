@@ -1,0 +1,90 @@
+"""The ranks as a grid with named axes, and the groups of ranks along each of them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from phalanx.core.layout import Coordinates, Layout
+from phalanx.core.traffic import Axis
+from phalanx.train.comm import DirectGroup, Group, Ledger
+
+GroupType = Callable[[Axis, Sequence[int], dist.ProcessGroup | None, Ledger], Group]
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """This process's place in a layout.
+
+    Attributes:
+        layout: how the step is cut.
+        at: coordinates of this rank.
+        device: where its tensors live.
+        world: all ranks.
+        tensor, pipeline, data: the groups along tp, pp and dp.
+        shard: the dp ranks that share one sharded copy.
+        replica: the dp ranks that hold the same shard of different copies (HSDP).
+        ends: the ranks of the first and the last stage, which share tied embeddings.
+        ledger: what this rank sent.
+    """
+
+    layout: Layout
+    at: Coordinates
+    device: torch.device
+    world: Group
+    tensor: Group
+    pipeline: Group
+    data: Group
+    shard: Group
+    replica: Group
+    ends: Group
+    ledger: Ledger
+
+
+def build_mesh(
+    layout: Layout, device: torch.device, group_type: GroupType | None = None
+) -> Mesh:
+    """Make the groups that this rank belongs to; every rank of the layout calls it.
+
+    Args:
+        layout: its `ranks` must equal the size of the initialised process group, or be 1.
+        device: where tensors live.
+        group_type: how messages are carried; by default NCCL's way on GPUs, direct on CPU.
+    """
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    at = layout.coordinates(rank)
+    ledger = Ledger()
+    make = group_type or (Group if device.type == "cuda" else DirectGroup)
+
+    def along(axis: Axis, ranks: Sequence[int]) -> Group:
+        if len(ranks) == 1 or rank not in ranks:
+            return make(axis, (rank,), None, ledger)
+        handle = dist.group.WORLD if axis == "world" else _new_group(ranks)
+        return make(axis, ranks, handle, ledger)
+
+    copy, within = divmod(at.dp, layout.shard)
+    data = [layout.rank_at(at._replace(dp=i)) for i in range(layout.dp)]
+    pipeline = [layout.rank_at(at._replace(pp=i)) for i in range(layout.pp)]
+    data_group = along("data", data)
+    shard = data[copy * layout.shard : (copy + 1) * layout.shard]
+    return Mesh(
+        layout=layout,
+        at=at,
+        device=device,
+        world=along("world", range(layout.ranks)),
+        tensor=along("tensor", [layout.rank_at(at._replace(tp=i)) for i in range(layout.tp)]),
+        pipeline=along("pipeline", pipeline),
+        data=data_group,
+        shard=data_group if layout.replicas == 1 else along("data", shard),
+        replica=data_group if layout.shard == 1 else along("data", data[within :: layout.shard]),
+        ends=along("pipeline", sorted({pipeline[0], pipeline[-1]})),
+        ledger=ledger,
+    )
+
+
+def _new_group(ranks: Sequence[int]) -> dist.ProcessGroup:
+    group = dist.new_group(list(ranks), use_local_synchronization=True)
+    if not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f"torch gave {group!r} for the ranks {list(ranks)}")
+    return group

@@ -1,0 +1,112 @@
+"""One transformer block: attention and an MLP, each behind a norm and beside a residual."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from phalanx.core.model import ModelShape
+from phalanx.core.run import Recipe
+from phalanx.train.model.batch import MicroBatch
+from phalanx.train.model.layers import (
+    Dropout,
+    Projection,
+    norm_layer,
+    rotary_angles,
+    rotate,
+    swiglu,
+)
+from phalanx.train.parallel.tensor import TensorParallel
+
+
+class Attention(nn.Module):
+    """Causal self-attention over grouped heads (Ainslie et al. 2023, arXiv:2305.13245)."""
+
+    def __init__(self, prefix: str, shape: ModelShape, tp: TensorParallel) -> None:
+        super().__init__()
+        self.shape, self.tp = shape, tp
+        self.recompute_core = False
+        query, key_value = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        h, bias = shape.hidden, shape.bias
+        self.q = Projection(f"{prefix}.q", (h, query), "out", tp, bias=bias)
+        self.k = Projection(f"{prefix}.k", (h, key_value), "out", tp, bias=bias)
+        self.v = Projection(f"{prefix}.v", (h, key_value), "out", tp, bias=bias)
+        self.o = Projection(f"{prefix}.o", (query, h), "in", tp, bias=bias)
+
+    def forward(self, x: Tensor, batch: MicroBatch) -> Tensor:
+        """[s/t, b, h] to [s/t, b, h]; this rank computes a/t of the heads."""
+        q, k, v = (
+            y.unflatten(-1, (-1, self.shape.head_dim))
+            for y in self.tp.columns(x, self.q, self.k, self.v)
+        )
+        if self.shape.positions == "rope":
+            angles = rotary_angles(self.shape, batch.positions, x.dtype)
+            q, k = rotate(q, angles), rotate(k, angles)
+        mask = batch.attention_mask()
+        if self.recompute_core:
+            y = checkpoint(attend, q, k, v, mask, use_reentrant=False, preserve_rng_state=False)
+        else:
+            y = attend(q, k, v, mask)
+        return self.tp.rows(y, self.o)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """softmax(q k^T / sqrt(d)) v, causal, without keeping the scores.
+
+    Args:
+        q: [s, b, a, d].
+        k, v: [s, b, g, d]; a is a multiple of g.
+        mask: bool [b, 1, s, s], or None for plainly causal.
+
+    Returns:
+        [s, b, a d].
+    """
+    heads_first = [x.permute(1, 2, 0, 3) for x in (q, k, v)]
+    y = F.scaled_dot_product_attention(
+        *heads_first, attn_mask=mask, is_causal=mask is None, enable_gqa=q.shape[2] != k.shape[2]
+    )
+    return y.permute(2, 0, 1, 3).flatten(2)
+
+
+class MLP(nn.Module):
+    """SwiGLU or GELU between two projections."""
+
+    def __init__(self, prefix: str, shape: ModelShape, tp: TensorParallel) -> None:
+        super().__init__()
+        self.tp = tp
+        h, f, bias = shape.hidden, shape.ffn, shape.bias
+        self.gate = (
+            Projection(f"{prefix}.gate", (h, f), "out", tp, bias=bias)
+            if shape.activation == "swiglu"
+            else None
+        )
+        self.up = Projection(f"{prefix}.up", (h, f), "out", tp, bias=bias)
+        self.down = Projection(f"{prefix}.down", (f, h), "in", tp, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[s/t, b, h] to [s/t, b, h]; this rank computes f/t of the width."""
+        if self.gate is None:
+            (up,) = self.tp.columns(x, self.up)
+            return self.tp.rows(F.gelu(up, approximate="tanh"), self.down)
+        gate, up = self.tp.columns(x, self.gate, self.up)
+        return self.tp.rows(swiglu(gate, up), self.down)
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, layer: int, shape: ModelShape, recipe: Recipe, tp: TensorParallel) -> None:
+        super().__init__()
+        prefix = f"blocks.{layer}"
+        self.attention_norm = norm_layer(f"{prefix}.attention_norm", shape, tp)
+        self.attention = Attention(f"{prefix}.attention", shape, tp)
+        self.mlp_norm = norm_layer(f"{prefix}.mlp_norm", shape, tp)
+        self.mlp = MLP(f"{prefix}.mlp", shape, tp)
+        self.drop_attention, self.drop_mlp = (
+            Dropout(recipe.dropout, recipe.seed, f"{prefix}.{site}", tp)
+            for site in ("attention", "mlp")
+        )
+
+    def forward(self, x: Tensor, batch: MicroBatch) -> Tensor:
+        """[s/t, b, h] to [s/t, b, h]."""
+        x = x + self.drop_attention(self.attention(self.attention_norm(x), batch), batch)
+        return x + self.drop_mlp(self.mlp(self.mlp_norm(x)), batch)

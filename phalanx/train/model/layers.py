@@ -1,0 +1,164 @@
+"""The small layers that blocks are made of: projections, norms, rotary positions, dropout."""
+
+from typing import Any, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from phalanx.core.model import ModelShape
+from phalanx.train.model.batch import MicroBatch
+from phalanx.train.parallel.tensor import TensorParallel
+from phalanx.train.parameters import Declared, Start, key_of, uniform_at
+
+
+class Projection(Declared):
+    """A matrix [n_out, n_in], cut by columns ("out") or by rows ("in"), with or without bias."""
+
+    weight: nn.Parameter
+
+    def __init__(
+        self,
+        prefix: str,
+        sizes: tuple[int, int],
+        cut: Literal["out", "in"],
+        tp: TensorParallel,
+        *,
+        bias: bool = False,
+    ) -> None:
+        super().__init__(prefix)
+        n_in, n_out = sizes
+        start: Start = "residual" if cut == "in" else "normal"
+        self.declare("weight", (n_out, n_in), split=0 if cut == "out" else 1, start=start)
+        self.bias: nn.Parameter | None
+        if not bias:
+            self.bias = None
+        elif cut == "out":
+            self.declare("bias", (n_out,), split=0, start="zeros")
+        else:
+            self.declare("bias", (n_out,), partial=tp.sequence, start="zeros")
+
+
+class RMSNorm(Declared):
+    """x / rms(x) * weight, statistics in fp32 (Zhang and Sennrich 2019, arXiv:1910.07467)."""
+
+    weight: nn.Parameter
+
+    def __init__(self, prefix: str, shape: ModelShape, tp: TensorParallel) -> None:
+        super().__init__(prefix)
+        self.eps = shape.norm_eps
+        self.declare("weight", (shape.hidden,), partial=tp.sequence, start="ones")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize [s/t, b, h] along h."""
+        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+
+
+class LayerNorm(Declared):
+    """(x - mean) / std * weight + bias, statistics in fp32 (Ba et al. 2016, arXiv:1607.06450)."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter
+
+    def __init__(self, prefix: str, shape: ModelShape, tp: TensorParallel) -> None:
+        super().__init__(prefix)
+        self.eps = shape.norm_eps
+        self.declare("weight", (shape.hidden,), partial=tp.sequence, start="ones")
+        self.declare("bias", (shape.hidden,), partial=tp.sequence, start="zeros")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize [s/t, b, h] along h."""
+        return F.layer_norm(x, (x.shape[-1],), self.weight, self.bias, self.eps)
+
+
+def norm_layer(prefix: str, shape: ModelShape, tp: TensorParallel) -> RMSNorm | LayerNorm:
+    """The normalization that the model's family uses."""
+    kind = RMSNorm if shape.norm == "rmsnorm" else LayerNorm
+    return kind(prefix, shape, tp)
+
+
+def rotary_angles(shape: ModelShape, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the rotary embedding (Su et al. 2021, arXiv:2104.09864).
+
+    Args:
+        shape: gives the head size d and the base theta.
+        positions: int64 [s, b].
+        dtype: of the activations that will be rotated.
+
+    Returns:
+        Two [s, b, 1, d/2], computed in at least fp32.
+    """
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    d = shape.head_dim
+    powers = torch.arange(0, d, 2, dtype=wide, device=positions.device) / d
+    angles = positions.to(wide)[..., None, None] * shape.rope_theta**-powers
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotate each pair (x_i, x_{i + d/2}) of [s, b, a, d] by its position's angle."""
+    return cast(Tensor, _Rotate.apply(x, *angles))
+
+
+class _Rotate(torch.autograd.Function):
+    """A rotation is linear: backward turns the gradient by the opposite angle and saves no x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turn(x, cos, sin, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = cast(tuple[Tensor, Tensor], ctx.saved_tensors)
+        return _turn(grads[0], cos, sin, -1), None, None
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
+    a, b = x.chunk(2, -1)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    left, right = out.chunk(2, -1)
+    torch.mul(a, cos, out=left).addcmul_(b, sin, value=-sign)
+    torch.mul(b, cos, out=right).addcmul_(a, sin, value=sign)
+    return out
+
+
+class Dropout:
+    """Dropout whose mask is a function of (seed, step, site, sample, token, channel).
+
+    So it is the same under every layout, and the same again when a block is recomputed.
+    """
+
+    def __init__(self, rate: float, seed: int, site: str, tp: TensorParallel) -> None:
+        self.rate, self.seed, self.site, self.tp = rate, seed, site, tp
+
+    def __call__(self, x: Tensor, batch: MicroBatch) -> Tensor:
+        """Drop elements of [s/t, b, h] and scale up the rest."""
+        if self.rate == 0.0 or not torch.is_grad_enabled():
+            return x
+        return x * self._mask(x.shape[-1], batch).to(x.dtype)
+
+    def _mask(self, h: int, batch: MicroBatch) -> Tensor:
+        token = torch.arange(len(batch.tokens), device=batch.samples.device)
+        row = batch.samples * batch.seq + self.tp.my_sequence(token).unsqueeze(-1)
+        index = row.unsqueeze(-1) * h + torch.arange(h, device=row.device)
+        key = key_of(f"{self.seed}/dropout/{batch.step}/{self.site}")
+        return (uniform_at(key, index) >= self.rate) / (1 - self.rate)
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up (Shazeer 2020, arXiv:2002.05202); saves its two inputs and nothing else."""
+    return cast(Tensor, _SwiGLU.apply(gate, up))
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = cast(tuple[Tensor, Tensor], ctx.saved_tensors)
+        d_gate = torch.ops.aten.silu_backward(grads[0] * up, gate)
+        return d_gate, F.silu(gate).mul_(grads[0])

@@ -1,0 +1,168 @@
+"""One slice of the model: what a pipeline rank computes between two of its messages."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from phalanx.core.run import Run
+from phalanx.train.mesh import Mesh
+from phalanx.train.model.batch import MicroBatch
+from phalanx.train.model.block import Block
+from phalanx.train.model.ends import Embedding, Head
+from phalanx.train.parallel.data import Reducer, ShardedUnit
+from phalanx.train.parallel.tensor import TensorParallel
+from phalanx.train.parameters import Initial, declared_in
+from phalanx.train.unit import Precision, Unit
+
+Part = Embedding | Block | Head
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A few blocks, with the embedding before the first or the head behind the last.
+
+    Attributes:
+        index: which of the p v stages.
+        parts: what is computed, in order.
+        units: of each part, the parameters it needs.
+        reducer: of the gradients that this stage makes.
+        recomputes: blocks keep only their input, and run again in backward.
+    """
+
+    index: int
+    parts: tuple[Part, ...]
+    units: tuple[tuple[ShardedUnit, ...], ...]
+    reducer: Reducer
+    recomputes: bool
+
+    @property
+    def all_units(self) -> list[ShardedUnit]:
+        """Every unit once, in the order of first use."""
+        return list(dict.fromkeys(unit for units in self.units for unit in units))
+
+    def forward(self, x: Tensor | None, batch: MicroBatch, *, logits: bool = False) -> Tensor:
+        """Compute the stage.
+
+        Args:
+            x: [s/t, b, h] from the previous stage; None on the first.
+            batch: the micro-batch.
+            logits: on the last stage, stop before the loss.
+
+        Returns:
+            [s/t, b, h]; on the last stage the sum of the losses, or this rank's logits.
+        """
+        for i, part in enumerate(self.parts):
+            for unit in self.units[i]:
+                unit.acquire()
+            for unit in self.units[i + 1] if i + 1 < len(self.parts) else ():
+                unit.prefetch()
+            x = self._compute(part, x, batch, logits=logits)
+            if x.requires_grad:
+                x.register_hook(lambda _, i=i: self._before_backward(i))
+            for unit in self.units[i]:
+                unit.release()
+        if x is None:
+            raise ValueError(f"stage {self.index} has no parts")
+        return x
+
+    def _compute(self, part: Part, x: Tensor | None, batch: MicroBatch, *, logits: bool) -> Tensor:
+        if isinstance(part, Embedding):
+            return part(batch)
+        if isinstance(part, Head):
+            return part.logits(x) if logits else part(x, batch)
+        if self.recomputes and torch.is_grad_enabled():
+            return checkpoint(part, x, batch, use_reentrant=False, preserve_rng_state=False)
+        return part(x, batch)
+
+    def _before_backward(self, i: int) -> None:
+        """Have part i's weights here, and those that backward needs next on their way."""
+        for unit in self.units[i]:
+            unit.acquire()
+        for unit in self.units[i - 1] if i else ():
+            unit.prefetch()
+
+
+def build_stages(run: Run, mesh: Mesh, precision: Precision) -> dict[int, Stage]:
+    """Build the stages that this rank holds, filled with their initial weights."""
+    layout, shape = mesh.layout, run.model
+    tp = TensorParallel(mesh.tensor, sequence=bool(layout.sp))
+    layers = layout.layers_of_stages(shape.layers)
+    stages = {}
+    for index in range(mesh.at.pp, layout.num_stages, layout.pp):
+        first = sum(layers[:index])
+        parts = _parts(run, tp, range(first, first + layers[index]))
+        units = _UnitMaker(run, mesh, precision)
+        per_part = tuple(units.of(part) for part in parts)
+        stages[index] = Stage(
+            index=index,
+            parts=tuple(parts),
+            units=per_part,
+            reducer=Reducer(list(dict.fromkeys(unit for group in per_part for unit in group))),
+            recomputes=layout.recompute == "full",
+        )
+    return stages
+
+
+def _parts(run: Run, tp: TensorParallel, layers: range) -> Sequence[Part]:
+    """The embedding if the slice starts the model, its blocks, and the head if it ends it."""
+    shape, recipe = run.model, run.recipe
+    parts: list[Part] = [Block(i, shape, recipe, tp) for i in layers]
+    for block in parts:
+        if isinstance(block, Block):
+            block.attention.recompute_core = run.layout.recompute == "selective"
+    table = None
+    if layers.start == 0:
+        embedding = Embedding(shape, recipe, tp)
+        table = embedding.table if shape.tied else None
+        parts.insert(0, embedding)
+    if layers.stop == shape.layers:
+        parts.append(Head(shape, recipe, tp, table))
+    return parts
+
+
+class _UnitMaker:
+    """Makes the units of a stage's parts; a tied table on one stage is one unit of two parts."""
+
+    def __init__(self, run: Run, mesh: Mesh, precision: Precision) -> None:
+        self.run, self.mesh, self.precision = run, mesh, precision
+        self.made: dict[nn.Module, ShardedUnit] = {}
+
+    def of(self, part: Part) -> tuple[ShardedUnit, ...]:
+        modules: list[nn.Module] = [part]
+        if isinstance(part, Embedding):
+            modules = [m for m in (part.table, part.positions) if m is not None]
+        elif isinstance(part, Head):
+            modules = [part.norm, part.table]
+        for module in modules:
+            if module not in self.made:
+                last = isinstance(part, Head)
+                self.made[module] = self._make(module, last=last)
+        return tuple(self.made[module] for module in modules)
+
+    def _make(self, module: nn.Module, *, last: bool) -> ShardedUnit:
+        held = list(declared_in(module))
+        name = held[0].declaration.name
+        layout, mesh = self.mesh.layout, self.mesh
+        sharded = layout.zero >= 1 and layout.shard > 1
+        tied = self.run.model.tied and layout.pp > 1 and name == "embedding.weight"
+        parts = mesh.shard if sharded else mesh.data
+        unit = Unit(
+            name=name.rsplit(".", 1)[0] if not name.startswith("blocks") else _block_name(name),
+            held=held,
+            tensor=(mesh.tensor.size, mesh.tensor.index),
+            parts=(parts.size, parts.index),
+            precision=self.precision,
+        )
+        unit.counted = not (sharded and mesh.replica.index) and not (tied and last)
+        made = ShardedUnit(unit, mesh, tied=tied)
+        recipe = self.run.recipe
+        unit.fill(Initial(recipe.seed, recipe.init_std, self.run.model.layers))
+        made.release()
+        return made
+
+
+def _block_name(parameter: str) -> str:
+    return ".".join(parameter.split(".")[:2])

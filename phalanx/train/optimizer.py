@@ -1,0 +1,118 @@
+"""The update: one global norm, clipping, and AdamW on this rank's part of the master weights."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from phalanx.core.run import Recipe
+from phalanx.train.comm import Group
+from phalanx.train.parallel.data import ShardedUnit
+from phalanx.train.unit import Unit
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class Optimizer:
+    """AdamW or SGD over the stretches of master weights that this rank keeps.
+
+    Weight decay is decoupled (Loshchilov and Hutter 2017, arXiv:1711.05101) and applies to
+    matrices only.
+
+    Attributes:
+        updates: how often the weights have moved; the learning rate follows it, so that a
+            skipped step does not advance the schedule.
+    """
+
+    def __init__(self, recipe: Recipe, units: Sequence[ShardedUnit]) -> None:
+        self.recipe = recipe
+        self.updates = 0
+        self.units = list(units)
+        self._parts: list[tuple[Unit, int, int, Tensor]] = []
+        groups: dict[bool, list[Tensor]] = {False: [], True: []}
+        for sharded in self.units:
+            unit = sharded.unit
+            for start, stop, decays in unit.optimizer_runs():
+                part = unit.master[start:stop]
+                part.grad = unit.grad[start:stop]
+                groups[decays].append(part)
+                self._parts.append((unit, start, stop, part))
+        self._torch = _torch_optimizer(recipe, groups)
+
+    @property
+    def learning_rate(self) -> float:
+        """What the next update will use."""
+        return self.recipe.learning_rate_at(self.updates)
+
+    def step(self) -> None:
+        """Move the master weights, and let every rank know the new ones."""
+        for group in self._torch.param_groups:
+            group["lr"] = self.learning_rate
+        self._torch.step()
+        self.updates += 1
+        for unit in self.units:
+            unit.publish()
+
+    def moments(self, unit: Unit) -> dict[str, Tensor]:
+        """The optimizer's state of one unit, each like `unit.master`; empty for SGD."""
+        if self.recipe.optimizer == "sgd":
+            return {}
+        whole = {name: torch.zeros_like(unit.master) for name in MOMENTS}
+        for owner, start, stop, part in self._parts:
+            if owner is unit and part in self._torch.state:
+                for name in MOMENTS:
+                    whole[name][start:stop] = self._torch.state[part][name]
+        return whole
+
+    def restore(self, unit: Unit, moments: dict[str, Tensor]) -> None:
+        """Set the state of one unit, as `moments` gave it after `updates` updates."""
+        for owner, start, stop, part in self._parts:
+            if owner is unit and moments:
+                state: dict[str, Tensor] = {"step": torch.tensor(float(self.updates))}
+                state |= {name: moments[name][start:stop].clone() for name in MOMENTS}
+                self._torch.state[part] = state
+
+
+def _torch_optimizer(recipe: Recipe, groups: dict[bool, list[Tensor]]) -> torch.optim.Optimizer:
+    params = [
+        {"params": parts, "weight_decay": recipe.weight_decay if decays else 0.0}
+        for decays, parts in groups.items()
+        if parts
+    ]
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD(params, lr=recipe.learning_rate)
+    betas = (recipe.beta1, recipe.beta2)
+    return torch.optim.AdamW(
+        params, lr=recipe.learning_rate, betas=betas, eps=recipe.eps, fused=True
+    )
+
+
+def global_norm(units: Sequence[ShardedUnit], world: Group, kind: float) -> float:
+    """Norm of the gradient of the whole model, each element counted once; the same on every rank.
+
+    Args:
+        units: of this rank, their gradients reduced.
+        world: all ranks.
+        kind: 2, or inf for the largest element.
+    """
+    parts = [u.unit.grad[run.start : run.stop] for u in units for run in u.unit.own_runs()]
+    norms = [torch.linalg.vector_norm(part, kind).double() for part in parts]
+    device = units[0].unit.grad.device
+    total = torch.zeros(1, dtype=torch.float64, device=device)
+    if norms and math.isinf(kind):
+        total += torch.stack(norms).amax()
+    elif norms:
+        total += torch.stack(norms).square().sum()
+    world.all_reduce(total, "gradient norm", largest=math.isinf(kind)).wait()
+    return total.item() if math.isinf(kind) else math.sqrt(total.item())
+
+
+def clip(units: Sequence[ShardedUnit], norm: float, limit: float) -> None:
+    """Scale all gradients so that their norm is at most `limit`; 0 clips nothing.
+
+    Source: Pascanu et al. 2012 (arXiv:1211.5063), section 3.2.
+    """
+    if limit and norm > limit:
+        for unit in units:
+            unit.unit.grad.mul_(limit / norm)

@@ -1,0 +1,224 @@
+"""Data parallelism and ZeRO: who keeps, gathers and reduces which part of a unit.
+
+The four stages are four policies of one engine (Rajbhandari et al. 2019, arXiv:1910.02054):
+
+    stage  keeps whole              keeps its part of        gradients are reduced
+    0      weights, grads, state    -                        once a step, all-reduce
+    1      weights, grads           state                    once a step, reduce-scatter
+    2      weights                  state, grads             every micro-batch, reduce-scatter
+    3      -                        state, grads, weights    every micro-batch, reduce-scatter
+
+Under HSDP the parts are divided among `shard` ranks, and reduced once more over the copies
+(Zhao et al. 2023, arXiv:2304.11277, section 3.2.2). Its cost twin is phalanx/cost/axes/data.py.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from phalanx.train.comm import Pending
+from phalanx.train.mesh import Mesh
+from phalanx.train.unit import Unit
+
+
+class ShardedUnit:
+    """One unit, kept as the layout's ZeRO stage says.
+
+    Attributes:
+        unit: the flat vector.
+        on_complete: called when the current backward has made every gradient of the unit.
+    """
+
+    def __init__(self, unit: Unit, mesh: Mesh, *, tied: bool) -> None:
+        """Allocate what this rank keeps.
+
+        Args:
+            unit: laid out, without memory.
+            mesh: the groups.
+            tied: the same weights also live on the other end of the pipeline.
+        """
+        self.unit, self.mesh, self.tied = unit, mesh, tied
+        self.sharded = mesh.layout.zero >= 1 and mesh.shard.size > 1
+        self.frees_grads = self.sharded and mesh.layout.zero >= 2
+        self.frees_weights = self.sharded and mesh.layout.zero >= 3
+        unit.allocate(mesh.device, sharded=self.sharded, separate=self.frees_weights)
+        unit.on_gradient(self._accumulate)
+        self._whole_grad = unit.grad if not self.sharded else torch.empty(0)
+        self._arrived: set[int] = set()
+        self._filled: set[int] = set()
+        self._reducing: tuple[Pending, Tensor] | None = None
+        self._reduced_before = False
+        self._gathering: Pending | None = None
+        self._present = True
+        self.on_complete: Callable[[], None] = lambda: None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the current backward has made every gradient of the unit."""
+        return len(self._arrived) == len(self.unit.slots)
+
+    # Weights
+
+    def prefetch(self) -> None:
+        """Start to gather the weights, if they are not here."""
+        if self._present or self._gathering is not None:
+            return
+        weights = self.unit.weights
+        weights.untyped_storage().resize_(weights.nbytes)
+        mine = self.unit.master.to(weights.dtype)
+        self._gathering = self.mesh.shard.all_gather(weights, mine, "weights")
+
+    def acquire(self) -> None:
+        """Have the whole weights here before they are used."""
+        self.prefetch()
+        if self._gathering is not None:
+            self._gathering.wait()
+            self._gathering = None
+        self._present = True
+
+    def release(self) -> None:
+        """Let go of the whole weights under stage 3; they are gathered again when needed."""
+        if not self.frees_weights:
+            return
+        if self._gathering is not None:
+            self._gathering.wait()
+            self._gathering = None
+        self.unit.weights.untyped_storage().resize_(0)
+        self._present = False
+
+    def publish(self) -> None:
+        """After the optimizer moved this rank's part: make the new weights known to all."""
+        unit = self.unit
+        if self.frees_weights:
+            self.release()
+            return
+        mine = unit.weights[unit.low : unit.high]
+        if mine.data_ptr() != unit.master.data_ptr():
+            mine.copy_(unit.master)
+        if self.sharded:
+            self._gathering = self.mesh.shard.all_gather(unit.weights, mine, "weights")
+
+    # Gradients
+
+    def _accumulate(self, index: int, grad: Tensor) -> None:
+        """Add one parameter's gradient to the whole vector, in the master dtype."""
+        if self._whole_grad.numel() == 0:
+            self._whole_grad = torch.empty(
+                self.unit.padded, dtype=self.unit.grad.dtype, device=grad.device
+            )
+        place = self._place(index)
+        if index in self._filled:
+            place.add_(grad.reshape(-1))
+        else:
+            place.copy_(grad.reshape(-1))
+        self._filled.add(index)
+        self._arrived.add(index)
+        if self.complete:
+            self.on_complete()
+
+    def _place(self, index: int) -> Tensor:
+        slot = self.unit.slots[index]
+        return self._whole_grad[slot.start : slot.stop]
+
+    def begin_backward(self) -> None:
+        """Forget which gradients the previous backward made."""
+        self._arrived.clear()
+
+    def reduce(self) -> None:
+        """Start to add up what has accumulated, over tensor- and data-parallel ranks."""
+        self._fill_missing()
+        whole = self._whole_grad
+        partial = whole[: self.unit.partial_stop]
+        if partial.numel():
+            self.mesh.tensor.all_reduce(partial, "partial gradients").wait()
+        if not self.sharded:
+            self._reducing = self.mesh.data.all_reduce(whole, "gradients"), whole
+            self._filled.clear()
+            return
+        part = torch.empty_like(self.unit.grad) if self._reduced_before else self.unit.grad
+        pending = self.mesh.shard.reduce_scatter(part, whole, "gradients")
+        self._reducing = pending, part
+        self._filled.clear()
+        if self.frees_grads:
+            self._whole_grad = torch.empty(0)
+
+    def _fill_missing(self) -> None:
+        """Parameters that took no part have a gradient of zero, not none."""
+        if self._whole_grad.numel() == 0:
+            self._whole_grad = torch.zeros(
+                self.unit.padded, dtype=self.unit.grad.dtype, device=self.unit.grad.device
+            )
+        for index in range(len(self.unit.slots)):
+            if index not in self._filled:
+                self._place(index).zero_()
+        self._whole_grad[self.unit.slots[-1].stop :].zero_()
+
+    def settle(self) -> None:
+        """Finish the reduction under way, and add it to this rank's part."""
+        if self._reducing is None:
+            return
+        pending, part = self._reducing
+        pending.wait()
+        if self.sharded and self._reduced_before:
+            self.unit.grad.add_(part)
+        self._reduced_before = True
+        self._reducing = None
+
+    def finish(self) -> None:
+        """Make `unit.grad` the gradient of the whole batch."""
+        self.settle()
+        if self.sharded:
+            self.mesh.replica.all_reduce(self.unit.grad, "gradients of copies").wait()
+        if self.tied:
+            self.mesh.ends.all_reduce(self.unit.grad, "tied embedding").wait()
+        self._reduced_before = False
+
+
+class Reducer:
+    """Reduces the units of one stage as backward completes them, in one fixed order.
+
+    The order is that of the backward pass, on every rank, even where one rank's autograd finishes
+    in another: so messages of different units never meet.
+    """
+
+    def __init__(self, units: Sequence[ShardedUnit]) -> None:
+        """Take the units in the order in which forward first uses them."""
+        self._order = list(reversed(units))
+        self._armed = False
+        self._next = 0
+        self._in_flight: ShardedUnit | None = None
+        for unit in units:
+            unit.on_complete = self._poll
+
+    def arm(self) -> None:
+        """From here on, what a backward leaves is final: reduce each unit as it completes."""
+        self._armed = True
+
+    def begin_backward(self) -> None:
+        """Start a backward pass of the stage."""
+        self._next = 0
+        for unit in self._order:
+            unit.begin_backward()
+
+    def _poll(self) -> None:
+        """Reduce the units whose turn has come."""
+        while self._next < len(self._order) and self._order[self._next].complete:
+            self._advance()
+
+    def end_backward(self) -> None:
+        """Reduce what is left, such as units that no gradient reached."""
+        while self._next < len(self._order):
+            self._advance()
+        self._armed = False
+
+    def _advance(self) -> None:
+        unit = self._order[self._next]
+        self._next += 1
+        if self._armed:
+            if unit.frees_grads and self._in_flight is not None:
+                self._in_flight.settle()
+            unit.settle()
+            unit.reduce()
+            self._in_flight = unit
+        unit.release()

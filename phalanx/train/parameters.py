@@ -1,0 +1,175 @@
+"""How a parameter is declared: its global name, its shape, how it is cut, how it starts.
+
+Everything else about a parameter follows from its declaration: which part of the global tensor a
+rank holds, who reduces its gradient, whether it decays, its name in a checkpoint.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+Start = Literal["normal", "residual", "ones", "zeros"]
+
+
+class Box(NamedTuple):
+    """A rectangular part of a global tensor."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+def share(total: int, parts: int, index: int) -> tuple[int, int]:
+    """Offset and size of part `index` when `total` is cut as evenly as possible.
+
+    The first `total % parts` parts hold one more.
+    """
+    size, left = divmod(total, parts)
+    return index * size + min(index, left), size + (index < left)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declaration:
+    """One parameter of the whole model, whatever rank holds it.
+
+    Attributes:
+        name: unique in the model, the same under every layout.
+        shape: of the whole tensor.
+        split: the dim that tensor parallelism cuts, or None where every rank holds all of it.
+        partial: held whole but applied to a part of the activations, so that its gradient on
+            one rank is only a part of the sum.
+        start: distribution of the initial values.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    split: int | None = None
+    partial: bool = False
+    start: Start = "normal"
+
+    @property
+    def decays(self) -> bool:
+        """Whether weight decay applies: to matrices, not to vectors."""
+        return len(self.shape) > 1
+
+    def box(self, parts: int, index: int) -> Box:
+        """What tensor-parallel rank `index` of `parts` holds."""
+        offsets, sizes = [0] * len(self.shape), list(self.shape)
+        if self.split is not None:
+            offsets[self.split], sizes[self.split] = share(self.shape[self.split], parts, index)
+        return Box(tuple(offsets), tuple(sizes))
+
+
+class Declared(nn.Module):
+    """A module that declares its parameters; memory and values come later, from its unit."""
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__()
+        self.prefix = prefix
+        self.declarations: dict[str, Declaration] = {}
+
+    def declare(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        *,
+        split: int | None = None,
+        partial: bool = False,
+        start: Start = "normal",
+    ) -> None:
+        """Declare parameter `name` of this module."""
+        self.declarations[name] = Declaration(
+            name=f"{self.prefix}.{name}", shape=shape, split=split, partial=partial, start=start
+        )
+        self.register_parameter(name, nn.Parameter(torch.empty(0, device="meta")))
+
+
+class Held(NamedTuple):
+    """A declaration and the module that uses the parameter."""
+
+    declaration: Declaration
+    owner: Declared
+    attribute: str
+
+
+def declared_in(module: nn.Module) -> Iterator[Held]:
+    """Every parameter declared in `module` and below, in order of definition."""
+    for owner in module.modules():
+        if isinstance(owner, Declared):
+            for attribute, declaration in owner.declarations.items():
+                yield Held(declaration, owner, attribute)
+
+
+def initial_values(declaration: Declaration, box: Box, recipe: "Initial") -> Tensor:
+    """The values that every layout starts from, for one box of a global tensor.
+
+    Each element is a function of (seed, name, its index in the whole tensor), so any part can be
+    drawn alone.
+
+    Returns:
+        float32, shape `box.sizes`, on the CPU.
+    """
+    if declaration.start in ("ones", "zeros"):
+        return torch.full(box.sizes, 1.0 if declaration.start == "ones" else 0.0)
+    std = recipe.std
+    if declaration.start == "residual":
+        std /= math.sqrt(2 * recipe.layers)
+    uniform = uniform_values(f"{recipe.seed}/{declaration.name}", declaration.shape, box)
+    return (torch.special.ndtri(uniform) * std).float()
+
+
+class Initial(NamedTuple):
+    """What initial values depend on, besides a parameter's name and shape.
+
+    Attributes:
+        seed: of the run.
+        std: standard deviation of matrices; those that end a residual branch have it divided
+            by sqrt(2 L) (Radford et al. 2019, section 2.3).
+        layers: L.
+    """
+
+    seed: int
+    std: float
+    layers: int
+
+
+def uniform_values(key: str, shape: tuple[int, ...], box: Box) -> Tensor:
+    """Uniform numbers in (0, 1), one for each element of a box of a tensor of `shape`.
+
+    A counter-based generator: SplitMix64 (Steele et al. 2014) at position (key + element index).
+
+    Returns:
+        float64, shape `box.sizes`.
+    """
+    index = torch.zeros((), dtype=torch.int64)
+    for size, offset, length in zip(shape, box.offsets, box.sizes, strict=True):
+        index = index.unsqueeze(-1) * size + torch.arange(offset, offset + length)
+    return uniform_at(key_of(key), index)
+
+
+def key_of(text: str) -> int:
+    """A 64-bit key from a text, the same on every machine."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return int.from_bytes(digest[:8], "little", signed=True)
+
+
+def uniform_at(key: int, index: Tensor) -> Tensor:
+    """Uniform float64 in (0, 1) at each int64 counter of `index`."""
+    z = index * _signed(0x9E3779B97F4A7C15) + key
+    z = (z ^ _shift(z, 30)) * _signed(0xBF58476D1CE4E5B9)
+    z = (z ^ _shift(z, 27)) * _signed(0x94D049BB133111EB)
+    z = z ^ _shift(z, 31)
+    return (_shift(z, 12).double() + 0.5) * 2.0**-52
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _shift(z: Tensor, bits: int) -> Tensor:
+    """Shift right without copying the sign."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,0 +1,39 @@
+"""Records what a rank did when, in the same form in which a plan says what it should do."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from phalanx.core.timeline import Category, Span
+
+
+class Recorder:
+    """Notes the spans of one rank.
+
+    Attributes:
+        seconds: total of each category since the last `clear`, kept even when spans are not.
+        keeps_spans: whether each span is kept, for a timeline.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.keeps_spans = False
+        self.seconds: dict[str, float] = {}
+        self.spans: list[Span] = []
+
+    @contextmanager
+    def span(self, label: str, category: Category) -> Iterator[None]:
+        """Time what happens inside."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            end = time.perf_counter()
+            self.seconds[category] = self.seconds.get(category, 0.0) + end - start
+            if self.keeps_spans:
+                self.spans.append(Span(self.rank, label, category, start, end))
+
+    def clear(self) -> None:
+        """Forget spans and totals."""
+        self.seconds.clear()
+        self.spans.clear()

@@ -1,0 +1,213 @@
+"""One training step, top to bottom. Everything it calls is one file away."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from phalanx.core.run import Run
+from phalanx.data.batches import Batch
+from phalanx.schedules.build import lowered, lowered_forward_only
+from phalanx.train.executor import Executor
+from phalanx.train.loss import IGNORED
+from phalanx.train.mesh import Mesh
+from phalanx.train.model.batch import MicroBatch
+from phalanx.train.model.stage import build_stages
+from phalanx.train.optimizer import Optimizer, clip, global_norm
+from phalanx.train.parallel.data import ShardedUnit
+from phalanx.train.recorder import Recorder
+from phalanx.train.unit import Precision
+from phalanx.train.wire import Form, Wire
+
+
+class StepResult(NamedTuple):
+    """What a step did: the same on every rank.
+
+    Attributes:
+        loss: nats per valid token of the global batch.
+        grad_norm: before clipping.
+        skipped: a loss or gradient was not finite, and the weights did not move.
+    """
+
+    loss: float
+    grad_norm: float
+    skipped: bool
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Everything one rank needs to take steps.
+
+    Attributes:
+        run: what to train, and how.
+        mesh: this rank's place.
+        units: every unit of this rank once, in the order of first use.
+        executor: of the training schedule.
+        optimizer: of this rank's part of the master weights.
+        recorder: of what this rank does when.
+    """
+
+    run: Run
+    mesh: Mesh
+    units: list[ShardedUnit]
+    executor: Executor
+    optimizer: Optimizer
+    recorder: Recorder
+
+    def positions(self) -> range:
+        """Which sequences of the global batch this rank works on."""
+        share = self.run.recipe.batch // self.run.layout.dp
+        return range(self.mesh.at.dp * share, (self.mesh.at.dp + 1) * share)
+
+    def forward_executor(self, micro_batches: int, size: int) -> Executor:
+        """An executor of the same stages that only goes forward.
+
+        Args:
+            micro_batches: of its schedule.
+            size: sequences per micro-batch.
+        """
+        layout = self.run.layout
+        schedule = lowered_forward_only(layout.pp, micro_batches, layout.v)
+        form = self.executor.wire.form
+        shape = (form.shape[0], size, *form.shape[2:])
+        wire = Wire(self.mesh.pipeline, schedule, form._replace(shape=shape))
+        return Executor(self.executor.stages, wire, self.recorder)
+
+
+def build_engine(run: Run, mesh: Mesh) -> Engine:
+    """Build this rank's part of the model, its optimizer and its executor."""
+    layout = run.layout
+    precision = Precision.named(layout.precision, mesh.device)
+    schedule = lowered(layout.schedule, layout.pp, run.micro_batches, layout.v, layout.zero >= 2)
+    stages = build_stages(run, mesh, precision)
+    units = [unit for stage in stages.values() for unit in stage.all_units]
+    shape = (padded_seq(run) // sequence_parts(run), layout.mb, run.model.hidden)
+    wire = Wire(mesh.pipeline, schedule, Form(shape, precision.compute, mesh.device))
+    recorder = Recorder(layout.rank_at(mesh.at))
+    return Engine(
+        run=run,
+        mesh=mesh,
+        units=units,
+        executor=Executor(stages, wire, recorder),
+        optimizer=Optimizer(run.recipe, units),
+        recorder=recorder,
+    )
+
+
+def train_step(engine: Engine, step: int, batch: Batch) -> StepResult:
+    """Do the work of the schedule, then move the weights once."""
+    loss = forward_backward(engine, step, batch)
+    return update(engine, loss)
+
+
+def forward_backward(engine: Engine, step: int, batch: Batch) -> float:
+    """Do all forwards and backwards, and reduce the gradients.
+
+    Args:
+        engine: of this rank.
+        step: from 0.
+        batch: the sequences at `engine.positions()`.
+
+    Returns:
+        The loss of the global batch, nats per valid token; the same on every rank.
+    """
+    batches = micro_batches(engine, step, batch)
+    valid = count_valid(engine, batches)
+    loss = engine.executor.run(batches, 1 / valid)
+    with engine.recorder.span("reduce", "communicate"):
+        for unit in engine.units:
+            unit.finish()
+        return mean_loss(engine, loss, valid)
+
+
+def update(engine: Engine, loss: float) -> StepResult:
+    """Clip by the global norm and move the weights, unless something is not finite."""
+    recipe = engine.run.recipe
+    with engine.recorder.span("update", "optimizer"):
+        norm = global_norm(engine.units, engine.mesh.world, recipe.clip_norm)
+        skipped = not (math.isfinite(norm) and math.isfinite(loss))
+        if not skipped:
+            clip(engine.units, norm, recipe.clip)
+            engine.optimizer.step()
+    return StepResult(loss, norm, skipped)
+
+
+def evaluate(engine: Engine, executor: Executor, batch: Batch) -> float:
+    """The loss of one global batch, without learning from it.
+
+    Args:
+        engine: of this rank.
+        executor: that only goes forward, with the micro-batches of the training schedule.
+        batch: the sequences at `engine.positions()`.
+    """
+    batches = micro_batches(engine, 0, batch)
+    valid = count_valid(engine, batches)
+    with torch.no_grad():
+        return mean_loss(engine, executor.run(batches, 1 / valid), valid)
+
+
+def micro_batches(engine: Engine, step: int, batch: Batch) -> list[MicroBatch]:
+    """Cut this rank's sequences into micro-batches, padded so that tp can cut the sequence.
+
+    Padding is at the end, where no token looks at it, and counts in no loss.
+    """
+    pad = padded_seq(engine.run) - engine.run.recipe.seq
+    device = engine.mesh.device
+
+    def sequence_first(values: NDArray[np.int64], fill: int) -> Tensor:
+        return F.pad(torch.from_numpy(values), (0, pad), value=fill).t().contiguous().to(device)
+
+    tokens = sequence_first(batch.tokens, 0)
+    targets = sequence_first(batch.targets, IGNORED)
+    positions = sequence_first(batch.positions, 0)
+    documents = None
+    if batch.documents is not None:
+        documents = F.pad(torch.from_numpy(batch.documents), (0, pad), value=-1).to(device)
+    samples = torch.tensor(engine.positions(), device=device)
+    size = engine.run.layout.mb
+    return [
+        MicroBatch(
+            tokens=tokens[:, i : i + size],
+            targets=targets[:, i : i + size],
+            positions=positions[:, i : i + size],
+            documents=None if documents is None else documents[i : i + size],
+            samples=samples[i : i + size],
+            seq=engine.run.recipe.seq,
+            step=step,
+        )
+        for i in range(0, len(samples), size)
+    ]
+
+
+def sequence_parts(run: Run) -> int:
+    """Into how many parts activations are cut along the sequence."""
+    return run.layout.tp if run.layout.sp else 1
+
+
+def padded_seq(run: Run) -> int:
+    """The sequence length that ranks compute with: a multiple of its parts."""
+    parts = sequence_parts(run)
+    return -(-run.recipe.seq // parts) * parts
+
+
+def count_valid(engine: Engine, batches: Sequence[MicroBatch]) -> Tensor:
+    """How many predictions of the global batch count, at least 1; in the dtype of the loss."""
+    wide = torch.float64 if engine.executor.wire.form.dtype == torch.float64 else torch.float32
+    valid = sum(((b.targets != IGNORED).sum() for b in batches), torch.zeros((), dtype=torch.int64))
+    total = valid.to(engine.mesh.device)
+    engine.mesh.data.all_reduce(total, "valid tokens").wait()
+    return total.clamp(min=1).to(wide)
+
+
+def mean_loss(engine: Engine, loss: Tensor, valid: Tensor) -> float:
+    """Add up the losses that ranks hold, each counted once, and divide by the valid tokens."""
+    if engine.mesh.tensor.index > 0:
+        loss = torch.zeros_like(loss)
+    engine.mesh.world.all_reduce(loss, "loss").wait()
+    return loss.item() / valid.item()

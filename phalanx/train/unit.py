@@ -1,0 +1,221 @@
+"""A unit: the parameters that are gathered, reduced and updated together, as one flat tensor.
+
+One block is one unit. Laid end to end, its parameters form a vector; data-parallel ranks divide
+that vector evenly, whatever the shapes inside it. The order inside it puts together what is
+treated alike: first what tensor-parallel ranks must add up, then vectors, then matrices.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from phalanx.train.parameters import Box, Declaration, Held, Initial, initial_values
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The number formats of a run.
+
+    Attributes:
+        compute: of weights and activations in matrix products.
+        master: of the weights that the optimizer moves, of its moments, and of gradients where
+            they are accumulated and reduced.
+    """
+
+    compute: torch.dtype
+    master: torch.dtype
+
+    @classmethod
+    def named(cls, name: str, device: torch.device) -> "Precision":
+        """fp32, fp64, bf16 (with fp32 masters), or auto: bf16 on a GPU and fp32 on a CPU."""
+        if name == "auto":
+            name = "bf16" if device.type == "cuda" else "fp32"
+        compute = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}[name]
+        return cls(compute, torch.float64 if name == "fp64" else torch.float32)
+
+
+class Slot(NamedTuple):
+    """Where one parameter lies in the flat vector: elements [start, stop)."""
+
+    declaration: Declaration
+    box: Box
+    start: int
+    stop: int
+
+
+class Run(NamedTuple):
+    """Neighbouring elements of a rank's part of the vector that are treated alike."""
+
+    start: int
+    stop: int
+    decays: bool
+
+
+class Unit:
+    """The flat vector of one unit, and this rank's part of it.
+
+    Attributes:
+        name: of the unit, for example "blocks.3".
+        slots: where each parameter lies.
+        padded: elements of the vector, with padding at its end to divide evenly.
+        weights: compute dtype [padded]; the modules' parameters are views of it.
+        low, high: the part whose master weights and optimizer state this rank keeps.
+        master: master dtype [high - low].
+        grad: master dtype [high - low]: what the optimizer reads.
+        counted: whether this rank's copy counts in norms and is saved; false on the second copy
+            of tied embeddings.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        held: Sequence[Held],
+        tensor: tuple[int, int],
+        parts: tuple[int, int],
+        precision: Precision,
+    ) -> None:
+        """Lay out the vector.
+
+        Args:
+            name: of the unit.
+            held: the declarations, and the modules that use them.
+            tensor: tensor-parallel size and index.
+            parts: into how many parts the vector divides, and which of them is this rank's.
+            precision: dtypes.
+        """
+        self.name = name
+        self.precision = precision
+        self.tensor_index = tensor[1]
+        self.counted = True
+        self._held = sorted(held, key=lambda h: _order(h.declaration))
+        self.slots = tuple(_slots(self._held, tensor))
+        size = self.slots[-1].stop
+        self.num_parts, self.part = parts
+        self.padded = -(-size // self.num_parts) * self.num_parts
+        self.low, self.high = 0, self.padded
+        self.partial_stop = max((s.stop for s in self.slots if s.declaration.partial), default=0)
+        self.parameters: list[nn.Parameter] = []
+        self.weights = self.master = self.grad = torch.empty(0)
+
+    @property
+    def my_part(self) -> tuple[int, int]:
+        """The elements that count as this rank's own, under every ZeRO stage."""
+        length = self.padded // self.num_parts
+        return self.part * length, (self.part + 1) * length
+
+    def allocate(self, device: torch.device, *, sharded: bool, separate: bool) -> None:
+        """Make the vectors and bind the modules' parameters to them.
+
+        Args:
+            device: where they live.
+            sharded: keep master weights and gradients for this rank's part only.
+            separate: keep the master weights apart from the weights even in one dtype, because
+                the weights come and go.
+        """
+        compute, master = self.precision.compute, self.precision.master
+        self.weights = torch.zeros(self.padded, dtype=compute, device=device)
+        if sharded:
+            self.low, self.high = self.my_part
+        if compute == master and not separate:
+            self.master = self.weights[self.low : self.high]
+        else:
+            self.master = torch.zeros(self.high - self.low, dtype=master, device=device)
+        self.grad = torch.zeros(self.high - self.low, dtype=master, device=device)
+        self._bind()
+
+    def _bind(self) -> None:
+        """Give modules their parameters.
+
+        `.data` cuts the tie between version counters: the vector may be refilled with the same
+        values while autograd holds the parameters.
+        """
+        for slot, (_, owner, attribute) in zip(self.slots, self._held, strict=True):
+            view = self.weights[slot.start : slot.stop].view(slot.box.sizes)
+            parameter = nn.Parameter(view.data)
+            setattr(owner, attribute, parameter)
+            self.parameters.append(parameter)
+
+    def fill(self, initial: Initial) -> None:
+        """Draw the initial weights, into both the weights and this rank's master copy."""
+        for slot in self.slots:
+            values = initial_values(slot.declaration, slot.box, initial).flatten()
+            self.weights[slot.start : slot.stop] = values.to(self.weights)
+            self._fill_master(slot, values)
+
+    def _fill_master(self, slot: Slot, values: Tensor) -> None:
+        start, stop = max(slot.start, self.low), min(slot.stop, self.high)
+        if start < stop:
+            part = values[start - slot.start : stop - slot.start]
+            self.master[start - self.low : stop - self.low] = part.to(self.master)
+
+    def on_gradient(self, action: Callable[[int, Tensor], None]) -> None:
+        """Call `action(slot index, gradient)` whenever backward has made a gradient.
+
+        The gradient is then the action's: the parameter keeps none.
+        """
+        for index, parameter in enumerate(self.parameters):
+
+            def hook(p: Tensor, index: int = index) -> None:
+                grad, p.grad = p.grad, None
+                if grad is not None:
+                    action(index, grad)
+
+            parameter.register_post_accumulate_grad_hook(hook)
+
+    def optimizer_runs(self) -> Iterator[Run]:
+        """The stretches of `master` that decay alike, padding left out."""
+        yield from _merge(
+            Run(start - self.low, stop - self.low, slot.declaration.decays)
+            for slot, start, stop in self.pieces(self.low, self.high)
+        )
+
+    def own_runs(self) -> Iterator[Run]:
+        """The stretches of `master` that this rank alone answers for, in norms and checkpoints."""
+        yield from _merge(
+            Run(start - self.low, stop - self.low, False) for _, start, stop in self.own_pieces()
+        )
+
+    def own_pieces(self) -> Iterator[tuple[Slot, int, int]]:
+        """Each slot's stretch of the vector that this rank alone answers for."""
+        if not self.counted:
+            return
+        for slot, start, stop in self.pieces(*self.my_part):
+            if slot.declaration.split is not None or self.tensor_index == 0:
+                yield slot, start, stop
+
+    def pieces(self, low: int, high: int) -> Iterator[tuple[Slot, int, int]]:
+        """Each slot's stretch of [low, high) of the vector."""
+        for slot in self.slots:
+            start, stop = max(slot.start, low), min(slot.stop, high)
+            if start < stop:
+                yield slot, start, stop
+
+
+def _order(declaration: Declaration) -> tuple[bool, bool]:
+    return not declaration.partial, declaration.decays
+
+
+def _slots(held: Sequence[Held], tensor: tuple[int, int]) -> Iterator[Slot]:
+    start = 0
+    for declaration, _, _ in held:
+        box = declaration.box(*tensor)
+        stop = start + prod(box.sizes)
+        yield Slot(declaration, box, start, stop)
+        start = stop
+
+
+def _merge(runs: Iterator[Run]) -> Iterator[Run]:
+    current: Run | None = None
+    for run in runs:
+        if current and current.stop == run.start and current.decays == run.decays:
+            current = current._replace(stop=run.stop)
+            continue
+        if current:
+            yield current
+        current = run
+    if current:
+        yield current

@@ -1,0 +1,178 @@
+"""The oracle: a few steps of a layout, against one device that sees the whole batch.
+
+Pass means: loss, every gradient, the global gradient norm and every weight after the step are
+the same up to rounding, and every copy of a weight is the same bit for bit.
+"""
+
+import math
+import time
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+import torch
+
+from phalanx.core.layout import Layout
+from phalanx.core.model import ModelShape
+from phalanx.core.run import Recipe, Run
+from phalanx.core.traffic import Transfer
+from phalanx.data.synthetic import SyntheticStream
+from phalanx.train.mesh import GroupType, build_mesh
+from phalanx.train.step import build_engine, forward_backward, update
+from phalanx.verify.compare import TOLERANCES, Seen, judge, see_gradients, see_weights
+from phalanx.verify.pool import RankPool
+from phalanx.verify.reference import ReferenceStep, reference_steps
+
+Masked = Literal["none", "uneven", "holes"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One question to the oracle.
+
+    Attributes:
+        run: model, layout and recipe; its data are not used.
+        steps: optimizer steps to compare.
+        masked: which targets count: all, unevenly many per sequence, or none of some.
+        documents: several documents are packed into each sequence.
+    """
+
+    run: Run
+    steps: int = 3
+    masked: Masked = "uneven"
+    documents: bool = False
+
+    def stream(self) -> SyntheticStream:
+        """The batches that both sides see."""
+        recipe = self.run.recipe
+        return SyntheticStream(
+            self.run.model.vocab,
+            recipe.seq,
+            recipe.batch,
+            recipe.seed,
+            masked=self.masked,
+            documents=self.documents,
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the oracle found.
+
+    Attributes:
+        case: the question.
+        errors: worst relative error of "loss", "grad", "grad_norm" and "weight".
+        complaints: what differs, one line each; empty means passed.
+        seconds: it took.
+        traffic: what each rank sent in its last step, by rank.
+    """
+
+    case: Case
+    errors: dict[str, float]
+    complaints: list[str]
+    seconds: float
+    traffic: list[list[Transfer]] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing differs."""
+        return not self.complaints
+
+
+class RankReport(NamedTuple):
+    """What one rank saw: loss and norm of each step, stretches of tensors, messages."""
+
+    losses: list[float]
+    norms: list[float]
+    seen: list[Seen]
+    traffic: list[Transfer]
+
+
+def default_case(layout: Layout, **overrides: object) -> Case:
+    """The oracle's usual model and batch under `layout`.
+
+    A Llama of 4 layers, h=64, 4 heads over 2 kv heads, with at least 8 sequences of 32 tokens in
+    a batch, as many as the layout needs; fp64 unless the layout names a precision.
+    """
+    if layout.precision == "auto":
+        layout = replace(layout, precision="fp64")
+    shape = ModelShape(
+        layers=max(4, layout.num_stages), hidden=64, heads=4, kv_heads=2, ffn=128, vocab=96
+    )
+    multiple = layout.pp if layout.schedule == "interleaved" else 1
+    micro_batches = -(-max(2, -(-8 // (layout.dp * layout.mb))) // multiple) * multiple
+    recipe = Recipe(
+        seq=32, batch=layout.dp * layout.mb * micro_batches, steps=10, warmup=2, clip=0.5
+    )
+    return Case(Run(model=shape, layout=layout, recipe=recipe))
+
+
+def verify(pool: RankPool, case: Case, group_type: GroupType | None = None) -> Outcome:
+    """Ask the oracle.
+
+    Args:
+        pool: with at least as many ranks as the layout.
+        case: the question.
+        group_type: carries the messages; a mutated one tests the oracle itself.
+
+    Raises:
+        RefusedError: the layout cannot run this model; the message says what can.
+    """
+    began = time.perf_counter()
+    (references,) = pool.run(1, reference_job, case)
+    reports = pool.run(case.run.layout.ranks, layout_job, case, references, group_type)
+    return _conclude(case, references, reports, time.perf_counter() - began)
+
+
+def reference_job(case: Case) -> list[ReferenceStep]:
+    """On one process: the steps of one impossibly large device."""
+    return reference_steps(case.run, case.stream(), case.steps)
+
+
+def layout_job(
+    case: Case, references: list[ReferenceStep], group_type: GroupType | None
+) -> RankReport:
+    """On every rank: the steps of the layout, each compared at once."""
+    mesh = build_mesh(case.run.layout, torch.device("cpu"), group_type)
+    engine = build_engine(case.run, mesh)
+    stream = case.stream()
+    losses, norms, seen = [], [], list[Seen]()
+    for step, reference in enumerate(references):
+        mesh.ledger.clear()
+        losses.append(forward_backward(engine, step, stream.batch(step, engine.positions())))
+        seen += see_gradients(engine.units, step, reference)
+        norms.append(update(engine, losses[-1]).grad_norm)
+        traffic = mesh.ledger.transfers()
+        seen += see_weights(engine.units, step, reference)
+    return RankReport(losses, norms, seen, traffic)
+
+
+def _conclude(
+    case: Case, references: list[ReferenceStep], reports: list[RankReport], seconds: float
+) -> Outcome:
+    tolerance = TOLERANCES[case.run.layout.precision]
+    seen = [item for report in reports for item in report.seen]
+    errors, complaints = {}, []
+    for name, ours, theirs in (
+        ("loss", [r.losses for r in reports], [r.loss for r in references]),
+        ("grad_norm", [r.norms for r in reports], [r.grad_norm for r in references]),
+    ):
+        errors[name] = _worst(ours, theirs)
+        if not errors[name] <= tolerance.relative:
+            complaints.append(f"{name} is off by {errors[name]:.1e}")
+        if any(values != ours[0] for values in ours):
+            complaints.append(f"{name} differs between ranks")
+    for name in ("grad", "weight"):
+        verdict = judge(seen, references, name, tolerance)
+        errors[name] = verdict.worst
+        complaints += verdict.complaints
+    return Outcome(case, errors, complaints, seconds, [r.traffic for r in reports])
+
+
+def _worst(ours: list[list[float]], theirs: list[float]) -> float:
+    """The largest relative error of any rank at any step; infinite where one is not finite."""
+    errors = [
+        abs(mine - true) / max(abs(true), 1e-14)
+        for values in ours
+        for mine, true in zip(values, theirs, strict=True)
+    ]
+    return max(error if math.isfinite(error) else math.inf for error in errors)
