@@ -31,7 +31,7 @@ class RunInfo:
         steps: the step after which training stops.
         device: what computes, for example "4 ranks on 2 CPU cores".
         corpus: what is learned from, in a few words with its size.
-        bytes_per_token: of the corpus; 0 where unknown, and then nothing is said per byte.
+        bytes_per_token: of the corpus; 0 or nan where unknown: then nothing is said per byte.
         peak_flops: FLOP/s of all ranks together that utilisation is measured against, or None.
         peak_source: where the peak comes from, or why there is none.
     """
@@ -125,7 +125,7 @@ class Summary:
         first_loss, last_loss: nats per token; each the mean of a few steps at that end.
         losses: of every step of this session, in order.
         validation_loss: on held-out text, nats per token; None where nothing was held out.
-        bytes_per_token: of the corpus; 0 where unknown.
+        bytes_per_token: of the corpus; 0 or nan where unknown.
         tokens: seen in this session, over all ranks.
         seconds: of training in this session.
         tokens_per_second: over all ranks, median over steps.
@@ -169,7 +169,7 @@ class Summary:
 
     def bits_per_byte(self, loss: float | None) -> float | None:
         """A loss in nats per token, as bits per byte of text; None where it cannot be said."""
-        if loss is None or not self.bytes_per_token:
+        if loss is None or not self.bytes_per_token > 0:
             return None
         return loss / math.log(2) / self.bytes_per_token
 
@@ -181,6 +181,8 @@ class Summary:
             **values,
             "first_loss": _finite(self.first_loss),
             "last_loss": _finite(self.last_loss),
+            "validation_loss": _finite(self.validation_loss),
+            "bytes_per_token": _finite(self.bytes_per_token),
             "first_bits_per_byte": _finite(self.bits_per_byte(self.first_loss)),
             "last_bits_per_byte": _finite(self.bits_per_byte(self.last_loss)),
             "validation_bits_per_byte": _finite(self.bits_per_byte(self.validation_loss)),

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from phalanx.core.errors import RefusedError, UsageError, unknown
+from phalanx.core.errors import PhalanxError, RefusedError, UsageError, unknown
 from phalanx.core.run import Run
 from phalanx.core.timeline import Timeline
 from phalanx.train.report import StepMetrics, Summary
@@ -49,7 +49,8 @@ class RunDirectory:
             RefusedError: there is a run of that name, or the folder is in use.
         """
         path = runs / _checked(name) if name else _unused(runs)
-        path.mkdir(parents=True, exist_ok=True)
+        with _writing(path):
+            path.mkdir(parents=True, exist_ok=True)
         directory = cls(path)
         with directory._locked():
             directory._require_empty()
@@ -116,8 +117,9 @@ class RunDirectory:
 
     def write_step(self, metrics: StepMetrics) -> None:
         """Add one line to the metrics, at once."""
-        with self.metrics_file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(metrics.to_json(), allow_nan=False) + "\n")
+        line = json.dumps(metrics.to_json(), allow_nan=False) + "\n"
+        with _writing(self.metrics_file), self.metrics_file.open("a", encoding="utf-8") as file:
+            file.write(line)
 
     def forget_after(self, step: int) -> None:
         """Drop the metrics of later steps, which are about to be done again, and torn lines."""
@@ -138,7 +140,8 @@ class RunDirectory:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        with _writing(self.path):
+            descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -192,7 +195,7 @@ def find_run(runs: Path, name: str = "") -> Path:
     if not known:
         raise UsageError(f"there is no run in {runs} to resume; leave out --resume to start one")
     if not name:
-        return max(known, key=lambda path: _last_written(path))
+        return max(known, key=_last_written)
     if runs / _checked(name) not in known:
         raise unknown(f"run in {runs}", name, [path.name for path in known])
     return runs / name
@@ -202,15 +205,27 @@ def write_text(path: Path, text: str) -> None:
     """Write a file so that whoever looks sees the old text or the new one, never half of it."""
     draft = path.with_name(f".{path.name}.tmp")
     try:
-        with draft.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except OSError:
+        with _writing(path):
+            with draft.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+    finally:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
-        raise
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turn what the system says about a full disk or a forbidden folder into one line."""
+    try:
+        yield
+    except OSError as error:
+        raise PhalanxError(
+            f"cannot write {path}: {error.strerror}; make room or permit it there, "
+            "or choose another --runs-dir"
+        ) from error
 
 
 def _checked(name: str) -> str:
