@@ -42,7 +42,7 @@ def cuts(draw: st.DrawFn, shape: tuple[int, ...]) -> list[Cut]:
 def piece(name: str, field: str, whole: torch.Tensor, cut: Cut) -> Piece:
     """The piece of `whole` that `cut` says, with its data."""
     box = whole[tuple(slice(a, a + n) for a, n in zip(cut.offsets, cut.sizes, strict=True))]
-    data = box.reshape(-1)[cut.start : cut.stop].contiguous().clone()
+    data = box.reshape(-1)[cut.start : cut.stop].clone(memory_format=torch.contiguous_format)
     return Piece(name, field, tuple(whole.shape), *cut, data)
 
 
