@@ -124,7 +124,7 @@ def _require_mirrored(schedule: Schedule) -> None:
         )
         answer = other_end(there) if there is not None else "nothing"
         raise ScheduleError(
-            f"ranks {rank} and {other} disagree about their message {place}: "
+            f"ranks {rank} and {other} disagree about message {place}: "
             f"{here or 'nothing'} on rank {rank}, {answer} on rank {other}; "
             "both rows need their messages in the same order"
         )

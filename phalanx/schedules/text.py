@@ -12,7 +12,7 @@ from phalanx.core.errors import ScheduleError, UsageError
 from phalanx.core.schedule import Action, Kind, Row, Schedule
 
 _KINDS = {kind.value: kind for kind in Kind}
-_ACTION = re.compile(rf"(\d+)({'|'.join(_KINDS)})(\d+)", re.ASCII)
+_ACTION = re.compile(rf"(\d{{1,9}})({'|'.join(_KINDS)})(\d{{1,9}})", re.ASCII)
 
 
 def parse_action(text: str) -> Action:
@@ -74,10 +74,10 @@ def _placement(rows: tuple[Row, ...]) -> tuple[int, ...]:
                     f"stage {action.stage} stands on rank {first} and, as {action}, on rank "
                     f"{rank}; a stage lives on one rank"
                 )
-    missing = set(range(max(holder) + 1)) - set(holder)
-    if missing:
+    gap = next((stage for stage in range(len(holder)) if stage not in holder), None)
+    if gap is not None:
         raise ScheduleError(
-            f"stage {min(missing)} stands nowhere, but stage {max(holder)} does; "
+            f"stage {gap} stands nowhere, but stage {max(holder)} does; "
             "number the stages from 0 without gaps"
         )
     return tuple(holder[stage] for stage in range(len(holder)))

@@ -1,0 +1,45 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phalanx.core.errors import RefusedError, UsageError
+from phalanx.core.layout import SCHEDULES
+from phalanx.core.schedule import Kind
+from phalanx.schedules.build import build, forward_only, lowered, lowered_forward_only
+from phalanx.schedules.check_lowered import check_lowered
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_that_a_layout_can_name_is_built_under_that_name(name):
+    schedule = build(name, 2, 4, 2 if name == "interleaved" else 1)
+    assert (schedule.name, schedule.p, schedule.m) == (name, 2, 4)
+
+
+def test_an_unknown_name_suggests_the_nearest_one():
+    with pytest.raises(UsageError, match="did you mean 1f1b"):
+        build("1f1", 2, 4)
+
+
+@pytest.mark.parametrize(("p", "m", "v"), [(0, 1, 1), (1, 0, 1), (1, 1, 0), (-2, 1, 1)])
+def test_sizes_below_one_are_wrong_usage(p, m, v):
+    with pytest.raises(UsageError, match="at least 1"):
+        build("1f1b", p, m, v)
+    with pytest.raises(UsageError, match="at least 1"):
+        forward_only(p, m, v)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+def test_chunks_are_for_interleaved_only(name):
+    with pytest.raises(RefusedError, match="v=2; v can be 1, or use schedule interleaved"):
+        build(name, 2, 4, 2)
+
+
+@given(p=st.integers(1, 5), m=st.integers(1, 9), v=st.integers(1, 3), every=st.booleans())
+def test_what_the_trainer_and_the_evaluation_obey_is_lowered_and_checked(p, m, v, every):
+    check_lowered(lowered("1f1b", p, m, 1, every))
+    evaluation = lowered_forward_only(p, m, v)
+    check_lowered(evaluation, trains=False)
+    crossings = (p * v - 1) * m if p > 1 else 0
+    kinds = [action.kind for row in evaluation.rows for action in row]
+    assert kinds.count(Kind.SEND_FORWARD) == kinds.count(Kind.RECV_FORWARD) == crossings
+    assert len(kinds) == p * v * m + 2 * crossings
