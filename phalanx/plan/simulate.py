@@ -106,4 +106,6 @@ def _seconds(schedule: Schedule, costs: Costs) -> Mapping[Kind, Sequence[float]]
     if unknown:
         kinds = ", ".join(sorted(kind.value for kind in unknown))
         raise UsageError(f"no cost for {kinds} in {schedule.name}; give F, and B or I and W")
+    if not any(table[action.kind][action.stage] for row in schedule.rows for action in row):
+        raise UsageError("every action costs 0; give at least one of F, B, I and W a duration")
     return table
