@@ -87,6 +87,11 @@ class Layout:
         """Sharded copies of the model under HSDP: dp / shard."""
         return self.dp // self.shard
 
+    @property
+    def zero_stage(self) -> int:
+        """What is really sharded: `zero`, or 0 where no two ranks share a copy."""
+        return self.zero if self.shard > 1 else 0
+
     def coordinates(self, rank: int) -> Coordinates:
         """Where `rank` stands; the inverse of `rank_at`."""
         rest, tp = divmod(rank, self.tp)
@@ -176,6 +181,15 @@ class Layout:
             if key not in known:
                 raise unknown("layout key", key, known)
         return cls(**{key: _read(key, value) for key, value in values.items()})  # type: ignore[arg-type]  # _read gives each key its type
+
+
+def share(total: int, parts: int, index: int) -> tuple[int, int]:
+    """Offset and size of part `index` when `total` is cut as evenly as possible.
+
+    The first `total % parts` parts hold one more.
+    """
+    size, left = divmod(total, parts)
+    return index * size + min(index, left), size + (index < left)
 
 
 def _even(layers: int, stages: int) -> tuple[int, ...]:

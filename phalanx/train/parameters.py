@@ -13,6 +13,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from phalanx.core.layout import share
+
 Start = Literal["normal", "residual", "ones", "zeros"]
 
 
@@ -21,15 +23,6 @@ class Box(NamedTuple):
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
-
-
-def share(total: int, parts: int, index: int) -> tuple[int, int]:
-    """Offset and size of part `index` when `total` is cut as evenly as possible.
-
-    The first `total % parts` parts hold one more.
-    """
-    size, left = divmod(total, parts)
-    return index * size + min(index, left), size + (index < left)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,7 +84,7 @@ def build_engine(run: Run, mesh: Mesh) -> Engine:
     """Build this rank's part of the model, its optimizer and its executor."""
     layout = run.layout
     precision = Precision.named(layout.precision, mesh.device)
-    schedule = lowered(layout.schedule, layout.pp, run.micro_batches, layout.v, layout.zero >= 2)
+    schedule = lowered(layout.schedule, layout.pp, run.micro_batches, layout.v, layout.zero_stage >= 2)
     stages = build_stages(run, mesh, precision)
     units = [unit for stage in stages.values() for unit in stage.all_units]
     shape = (padded_seq(run) // sequence_parts(run), layout.mb, run.model.hidden)

@@ -3,13 +3,14 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from phalanx.core.layout import share
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe
 from phalanx.train.loss import Slice, token_losses
 from phalanx.train.model.batch import MicroBatch
 from phalanx.train.model.layers import Dropout, norm_layer
 from phalanx.train.parallel.tensor import TensorParallel
-from phalanx.train.parameters import Declared, share
+from phalanx.train.parameters import Declared
 
 
 class Table(Declared):

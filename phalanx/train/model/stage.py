@@ -78,11 +78,17 @@ class Stage:
         return part(x, batch)
 
     def _before_backward(self, i: int) -> None:
-        """Have part i's weights here, and those that backward needs next on their way."""
+        """Have part i's weights here, and those that backward needs next on their way.
+
+        The backward of an embedding needs none.
+        """
+        if isinstance(self.parts[i], Embedding):
+            return
         for unit in self.units[i]:
             unit.acquire()
-        for unit in self.units[i - 1] if i else ():
-            unit.prefetch()
+        if i and not isinstance(self.parts[i - 1], Embedding):
+            for unit in self.units[i - 1]:
+                unit.prefetch()
 
 
 def build_stages(run: Run, mesh: Mesh, precision: Precision) -> dict[int, Stage]:
@@ -146,7 +152,7 @@ class _UnitMaker:
         held = list(declared_in(module))
         name = held[0].declaration.name
         layout, mesh = self.mesh.layout, self.mesh
-        sharded = layout.zero >= 1 and layout.shard > 1
+        sharded = layout.zero_stage >= 1
         tied = self.run.model.tied and layout.pp > 1 and name == "embedding.weight"
         parts = mesh.shard if sharded else mesh.data
         unit = Unit(

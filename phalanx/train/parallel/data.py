@@ -39,9 +39,8 @@ class ShardedUnit:
             tied: the same weights also live on the other end of the pipeline.
         """
         self.unit, self.mesh, self.tied = unit, mesh, tied
-        self.sharded = mesh.layout.zero >= 1 and mesh.shard.size > 1
-        self.frees_grads = self.sharded and mesh.layout.zero >= 2
-        self.frees_weights = self.sharded and mesh.layout.zero >= 3
+        stage = mesh.layout.zero_stage
+        self.sharded, self.frees_grads, self.frees_weights = stage >= 1, stage >= 2, stage >= 3
         unit.allocate(mesh.device, sharded=self.sharded, separate=self.frees_weights)
         unit.on_gradient(self._accumulate)
         self._whole_grad = unit.grad if not self.sharded else torch.empty(0)

@@ -1,0 +1,52 @@
+"""The data axis: what ZeRO 0 to 3 and HSDP send. Its twin is phalanx/train/parallel/data.py.
+
+Splits: the batch, and the optimizer state, gradients and weights as the ZeRO stage says.
+Sends, for a unit of n elements, m micro-batches, c bytes in products and w bytes in gradients:
+
+    stage  gradients                        weights
+    0      all-reduce n w, once             -
+    1      reduce-scatter n w, once         all-gather n c, once
+    2      reduce-scatter n w, m times      all-gather n c, once
+    3      reduce-scatter n w, m times      all-gather n c, m times in forward and in backward
+
+Under HSDP each rank's part is all-reduced once more, over the copies.
+Source: Rajbhandari et al. 2019 (arXiv:1910.02054), section 7.
+"""
+
+from collections.abc import Iterator
+
+from phalanx.core.layout import Coordinates
+from phalanx.core.run import Run
+from phalanx.core.traffic import Transfer
+from phalanx.cost.units import UnitSize, bytes_per_element, units_at
+
+
+def refuse(run: Run) -> None:
+    """Raise RefusedError where the batch does not divide over dp and micro-batches."""
+    run.layout.micro_batches(run.recipe.batch)
+
+
+def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
+    """What the rank at `at` sends along dp in one step."""
+    layout = run.layout
+    if layout.dp == 1:
+        return
+    yield Transfer("data", "all_reduce", "valid tokens", 8)
+    for unit in units_at(run, at):
+        yield from _of_unit(run, unit)
+
+
+def _of_unit(run: Run, unit: UnitSize) -> Iterator[Transfer]:
+    layout, m = run.layout, run.micro_batches
+    compute, wide = bytes_per_element(layout)
+    if layout.zero_stage == 0:
+        yield Transfer("data", "all_reduce", "gradients", unit.padded(layout.dp) * wide)
+        return
+    n = unit.padded(layout.shard)
+    reductions = m if layout.zero_stage >= 2 else 1
+    gathers = m * (unit.uses + unit.backward) if layout.zero_stage == 3 else 1
+    yield Transfer("data", "reduce_scatter", "gradients", n * wide, reductions)
+    yield Transfer("data", "all_gather", "weights", n * compute, gathers)
+    if layout.replicas > 1:
+        part = n // layout.shard * wide
+        yield Transfer("data", "all_reduce", "gradients of copies", part)

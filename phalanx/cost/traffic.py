@@ -1,0 +1,33 @@
+"""All that one rank sends in a step, and whether a run is possible: every axis asked in turn."""
+
+from phalanx.core.layout import Coordinates
+from phalanx.core.run import Run
+from phalanx.core.traffic import Transfer
+from phalanx.cost.axes import data, pipeline, tensor
+
+AXES = (data, tensor, pipeline)
+
+
+def refuse_impossible(run: Run) -> None:
+    """Ask every axis whether it can cut this run.
+
+    Raises:
+        RefusedError: the first axis that cannot, with the numbers and the nearest that works.
+    """
+    for axis in AXES:
+        axis.refuse(run)
+
+
+def transfers(run: Run, at: Coordinates) -> list[Transfer]:
+    """What the rank at `at` sends in one optimizer step, equal messages added up."""
+    sent = [t for axis in AXES for t in axis.transfers(run, at)]
+    if run.layout.ranks > 1:
+        sent += [
+            Transfer("world", "all_reduce", "gradient norm", 8),
+            Transfer("world", "all_reduce", "loss", 8),
+        ]
+    totals: dict[Transfer, int] = {}
+    for transfer in sent:
+        key = transfer._replace(times=0)
+        totals[key] = totals.get(key, 0) + transfer.times
+    return sorted(key._replace(times=times) for key, times in totals.items() if times)

@@ -1,0 +1,105 @@
+"""What each rank holds, unit by unit: the sizes from which every message and byte count follows.
+
+A unit is what data-parallel ranks gather and reduce together: a block, a table, a final norm.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from phalanx.core.errors import UsageError
+from phalanx.core.layout import Coordinates, Layout, share
+from phalanx.core.model import ModelShape
+from phalanx.core.run import Run
+
+_BYTES = {"fp64": (8, 8), "fp32": (4, 4), "bf16": (2, 4)}
+
+
+class UnitSize(NamedTuple):
+    """One unit on one rank.
+
+    Attributes:
+        name: as the trainer calls it.
+        params: elements that this rank holds of it, before padding.
+        partial: elements held whole whose gradient on one tensor-parallel rank is a part of
+            the sum, because the rank applies them to a part of the sequence.
+        uses: how often a forward pass gathers it.
+        backward: how often a backward pass gathers it.
+        tied: it lives on both ends of the pipeline.
+    """
+
+    name: str
+    params: int
+    partial: int
+    uses: int = 1
+    backward: int = 1
+    tied: bool = False
+
+    def padded(self, parts: int) -> int:
+        """Elements with the padding that makes them divide over `parts` ranks."""
+        return -(-self.params // parts) * parts
+
+
+def bytes_per_element(layout: Layout) -> tuple[int, int]:
+    """Bytes of an element in matrix products, and where gradients are accumulated and reduced.
+
+    Raises:
+        UsageError: the precision is "auto", which only a device can resolve.
+    """
+    if layout.precision not in _BYTES:
+        raise UsageError(f"name the precision to count bytes: {', '.join(sorted(_BYTES))}")
+    return _BYTES[layout.precision]
+
+
+def stages_at(run: Run, at: Coordinates) -> Iterator[tuple[int, range]]:
+    """The stages that a rank holds, each with its layers."""
+    layout = run.layout
+    layers = layout.layers_of_stages(run.model.layers)
+    for stage in range(at.pp, layout.num_stages, layout.pp):
+        first = sum(layers[:stage])
+        yield stage, range(first, first + layers[stage])
+
+
+def units_at(run: Run, at: Coordinates) -> list[UnitSize]:
+    """The units that the rank at `at` holds, in the order in which forward uses them."""
+    return [
+        unit for _, layers in stages_at(run, at) for unit in _units_of_stage(run, at, layers)
+    ]
+
+
+def _units_of_stage(run: Run, at: Coordinates, layers: range) -> Iterator[UnitSize]:
+    shape, layout = run.model, run.layout
+    first, last = layers.start == 0, layers.stop == shape.layers
+    apart = shape.tied and layout.pp > 1
+    table = share(shape.vocab, layout.tp, at.tp)[1] * shape.hidden
+    if first:
+        uses = 2 if shape.tied and last else 1
+        yield UnitSize("embedding", table, 0, uses, uses - 1, tied=apart)
+    if first and shape.positions == "learned":
+        size = shape.max_positions * shape.hidden
+        yield UnitSize("positions", size, size if layout.sp else 0, 1, 0)
+    for layer in layers:
+        yield _block(shape, layout, at.tp, layer)
+    if last:
+        norm = shape.norm_params()
+        yield UnitSize("norm", norm, norm if layout.sp else 0)
+    if last and (apart or not shape.tied):
+        yield UnitSize("embedding" if shape.tied else "head", table, 0, tied=apart)
+
+
+def _block(shape: ModelShape, layout: Layout, tp: int, layer: int) -> UnitSize:
+    """A block's matrices are cut over tp; norms, and biases added after a sum, are not."""
+    h, d, f = shape.hidden, shape.head_dim, share(shape.ffn, layout.tp, tp)[1]
+    a, g = shape.heads // layout.tp, shape.kv_heads // layout.tp
+    columns = (a + 2 * g) * d + (2 * f if shape.activation == "swiglu" else f)
+    rows = a * d + f
+    biases = columns if shape.bias else 0
+    whole = 2 * shape.norm_params() + (2 * h if shape.bias else 0)
+    return UnitSize(
+        f"blocks.{layer}", h * (columns + rows) + biases + whole, whole if layout.sp else 0
+    )
+
+
+def padded_seq(run: Run) -> int:
+    """The sequence length that ranks compute with: a multiple of the parts that sp cuts it into."""
+    parts = run.layout.tp if run.layout.sp else 1
+    return -(-run.recipe.seq // parts) * parts
