@@ -46,12 +46,12 @@ def count_gpus() -> int:
 def warm_up(modules: Sequence[str] = ()) -> None:
     """Begin to import torch in the process that workers will be forked from; returns at once.
 
+    A program calls it first thing. SIGTERM and SIGINT are held back in that process, and in all
+    that are forked from it until they listen (`StopSignal.listen`): a signal to the whole process
+    group, such as Ctrl-C in a terminal, must not take away the ranks that are saving.
+
     Args:
         modules: what else the workers will need.
-
-    SIGTERM and SIGINT are held back in that process and in every worker until the worker listens
-    (`StopSignal.listen`): a signal to the whole process group, such as Ctrl-C in a terminal, must
-    not take away the ranks that are saving.
     """
     multiprocessing.set_forkserver_preload([*PRELOAD, *modules])
     resource_tracker.ensure_running()  # first, since it leaves the signals unblocked
@@ -88,7 +88,7 @@ def launch(
         supervise.WorkerCrashError: a rank failed in another way, or was killed.
     """
     require_torch()
-    warm_up()
+    multiprocessing.set_forkserver_preload(list(PRELOAD))  # no matter if it runs already
     from phalanx.train.supervise import supervise
 
     return supervise(entry, args, ranks, on_stop)

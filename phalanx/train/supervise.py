@@ -58,6 +58,8 @@ def supervise(
             return INTERRUPTED
         result = outcome.result()
         if result.is_failed():
+            if requests.stop and _ended_unheard(result):
+                return INTERRUPTED
             raise _failure(result, Path(notes))
         return max(int(code or 0) for code in result.return_values.values())
 
@@ -177,6 +179,11 @@ def _send(agent: LocalElasticAgent, number: signal.Signals) -> bool:
         except ProcessLookupError:
             continue
     return True
+
+
+def _ended_unheard(result: RunResult) -> bool:
+    """Whether the request to stop came before the ranks listened for it."""
+    return any(failure.exitcode == -signal.SIGTERM for failure in result.failures.values())
 
 
 def _failure(result: RunResult, notes: Path) -> PhalanxError:

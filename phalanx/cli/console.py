@@ -1,0 +1,176 @@
+"""Shows a training run on a screen: a live line, or plain lines, and a summary at the end.
+
+The rank that reports is another process than the command, so a `Screen` says in a few words how
+to write, and travels there.
+"""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO, Any, TextIO, cast
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from phalanx.cli.stream import LossyStream
+from phalanx.cli.summary import show_info, show_summary
+from phalanx.core.units import show_count, show_rate
+from phalanx.train.report import Reporter, RunInfo, Silent, StepMetrics, Summary
+
+PLAIN_LINES = 20  # in a whole run, when nobody sits at a terminal
+REFRESH_SECONDS = 0.1
+BAR_CELLS = 16
+PLAIN_WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Screen:
+    """How a run is to be shown.
+
+    Attributes:
+        quiet: not at all.
+        errors: on stderr, since stdout is for a JSON document.
+        invocation: the command line so far, which suggestions are built upon.
+    """
+
+    quiet: bool = False
+    errors: bool = False
+    invocation: str = "phalanx train"
+
+    def reporter(self) -> Reporter:
+        """The reporter for the stream of this process: live on a terminal, plain lines else."""
+        if self.quiet:
+            return Silent()
+        console = open_console(sys.stderr if self.errors else sys.stdout)
+        if console.is_terminal and not console.is_dumb_terminal:
+            return LiveReporter(console, self.invocation)
+        return PlainReporter(console, self.invocation)
+
+
+class PlainReporter:
+    """Writes one line every so many steps: for log files and pipes."""
+
+    def __init__(self, console: Console, invocation: str) -> None:
+        self._console = console
+        self._invocation = invocation
+        self._every = 1
+
+    def on_start(self, info: RunInfo) -> None:
+        """Say what is about to be trained, and choose how often to speak."""
+        self._every = max(1, (info.steps - info.first_step) // PLAIN_LINES)
+        self._console.print(show_info(info))
+
+    def on_step(self, metrics: StepMetrics) -> None:
+        """Write a line if it is time for one; the last step always has its own."""
+        last = metrics.step == metrics.steps
+        if metrics.step % self._every == 0 or last or metrics.skipped or metrics.step == 1:
+            self._console.print("  ".join(describe_step(metrics)), soft_wrap=True)
+
+    def on_validation(self, step: int, loss: float) -> None:
+        """Write the loss on held-out text."""
+        self._console.print(f"step {step}: loss on held-out text {loss:.4f}")
+
+    def on_event(self, text: str) -> None:
+        """Write what happened."""
+        self._console.print(text, soft_wrap=True)
+
+    def on_end(self, summary: Summary) -> None:
+        """Write the summary."""
+        self._console.print(show_summary(summary, self._invocation))
+
+
+class LiveReporter:
+    """Redraws one line at the bottom of a terminal; events scroll by above it."""
+
+    def __init__(self, console: Console, invocation: str) -> None:
+        self._console = console
+        self._invocation = invocation
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._drawn_at = 0.0
+
+    def on_start(self, info: RunInfo) -> None:
+        """Say what is about to be trained, and open the live line."""
+        self._console.print(show_info(info))
+        self._live.start()
+
+    def on_step(self, metrics: StepMetrics) -> None:
+        """Redraw the line, at most ten times a second."""
+        now = time.monotonic()
+        if metrics.step < metrics.steps and now - self._drawn_at < REFRESH_SECONDS:
+            return
+        self._drawn_at = now
+        self._live.update(_live_line(metrics, self._console.width), refresh=True)
+
+    def on_validation(self, step: int, loss: float) -> None:
+        """Let the loss on held-out text scroll by."""
+        self.on_event(f"step {step}: loss on held-out text {loss:.4f}")
+
+    def on_event(self, text: str) -> None:
+        """Let a line scroll by."""
+        self._console.print(Text(text, style="dim"))
+
+    def on_end(self, summary: Summary) -> None:
+        """Close the live line and show the summary."""
+        self._live.stop()
+        self._console.print(show_summary(summary, self._invocation))
+
+
+def open_console(stream: TextIO) -> Console:
+    """A console on one of the standard streams; plain and 100 cells wide if it is no terminal."""
+    width = None if stream.isatty() else PLAIN_WIDTH
+    file = cast("IO[str]", LossyStream(stream))
+    return Console(file=file, width=width, highlight=False, markup=False)
+
+
+def describe_step(metrics: StepMetrics) -> list[str]:
+    """What one step measured, in short pieces, in the order that a line shows them."""
+    waiting = metrics.data_wait_seconds / metrics.seconds if metrics.seconds > 0 else 0.0
+    pieces = [
+        f"step {metrics.step:>{len(str(metrics.steps))}}/{metrics.steps}",
+        f"loss {metrics.loss:.4f}",
+        f"{show_count(metrics.tokens_per_second)} tok/s",
+        *_utilisation(metrics),
+        f"mem {metrics.peak_bytes / 2**30:.2f} GiB",
+        f"wait {waiting:.0%}",
+        f"left {clock(metrics.seconds_left)}",
+        f"norm {metrics.grad_norm:.3g}",
+        f"lr {metrics.learning_rate:.2e}",
+    ]
+    return [*pieces[:2], "SKIPPED: not finite", *pieces[2:]] if metrics.skipped else pieces
+
+
+def clock(seconds: float) -> str:
+    """A duration as a clock shows it: `1:05`, `2:03:04`."""
+    minutes, rest = divmod(round(max(seconds, 0.0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _utilisation(metrics: StepMetrics) -> list[str]:
+    if metrics.mfu is None or metrics.hfu is None:
+        return [show_rate(metrics.flops_per_second)]
+    return [f"MFU {metrics.mfu:.1%}", f"HFU {metrics.hfu:.1%}"]
+
+
+def _live_line(metrics: StepMetrics, width: int) -> Any:
+    """A bar, and as many pieces as fit beside it."""
+    row = Table.grid(padding=(0, 1))
+    bar = ProgressBar(total=metrics.steps, completed=metrics.step, width=BAR_CELLS)
+    row.add_row(bar, fit(describe_step(metrics), width - BAR_CELLS - 2))
+    return Group(Padding(row, 0))
+
+
+def fit(pieces: Sequence[str], width: int) -> Text:
+    """Join pieces with two spaces, leaving off the last ones that do not fit."""
+    line = Text(no_wrap=True, overflow="crop")
+    for piece in pieces:
+        gap = "  " if line else ""
+        if len(line) + len(gap) + len(piece) > width and line:
+            break
+        line.append(gap).append(piece, style="bold" if piece.startswith("loss") else "")
+    return line

@@ -1,0 +1,124 @@
+"""The command `phalanx`: finds the subcommand, runs it, and turns every error into one line.
+
+A command is a module of this package with two functions, imported only when it is asked for:
+
+    arguments(parser)   declares what it takes; the help text is the documentation
+    run(args) -> int    does it, and returns the exit code
+"""
+
+import importlib
+import json
+import sys
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from types import ModuleType
+from typing import NoReturn
+
+from phalanx import __version__
+from phalanx.cli.stream import lose
+from phalanx.core.errors import PhalanxError, UsageError, unknown
+
+COMMANDS = {
+    "train": "train a model, cut any way over data, tensor and pipeline",
+    "verify": "prove that a layout takes the same steps as one device",
+    "schedule": "draw and check a pipeline schedule",
+}
+
+EXIT_CODES = """\
+exit codes:
+  0  done          2  wrong usage                          4  verification found a difference
+  1  failed        3  refused: does not fit or split so   75  interrupted, but can be resumed"""
+
+TRAINING_PACKAGES = ("torch", "safetensors")
+INTERRUPTED_BY_USER = 130  # what a shell expects of Ctrl-C, where there is nothing to resume
+
+
+class _Parser(ArgumentParser):
+    """Reports a mistake as an exception, so that it is printed as one line like any other."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    as_json = "--json" in words
+    try:
+        code = _dispatch(words)
+        sys.stdout.flush()
+        return code
+    except PhalanxError as error:
+        return _fail(str(error), error.exit_code, as_json)
+    except KeyboardInterrupt:
+        return _fail("interrupted", INTERRUPTED_BY_USER, as_json)
+    except BrokenPipeError:  # whoever read our output has seen enough
+        lose(sys.stdout)
+        return 0
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in TRAINING_PACKAGES:
+            raise
+        return _fail(f"this needs {error.name}: pip install 'phalanx[train]'", 1, as_json)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        return _fail(f"{error.filename}: {error.strerror}", 1, as_json)
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_overview())
+        return 0
+    if words[0] in ("-V", "--version"):
+        print(f"phalanx {__version__}")
+        return 0
+    name, *rest = words
+    if name not in COMMANDS:
+        if name.startswith("-"):
+            raise unknown("option", name, ("--help", "--version"))
+        raise unknown("command", name, COMMANDS)
+    module = importlib.import_module(f"phalanx.cli.{name}")
+    code: int = module.run(_parse(name, module, rest))
+    return code
+
+
+def _parse(name: str, module: ModuleType, words: list[str]) -> Namespace:
+    parser = _Parser(
+        prog=f"phalanx {name}",
+        description=module.__doc__,
+        formatter_class=RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    module.arguments(parser)
+    args, rest = parser.parse_known_args(words)
+    if rest:
+        options = [option for action in parser._actions for option in action.option_strings]
+        if rest[0].startswith("-"):
+            raise unknown(f"option of phalanx {name}", rest[0].partition("=")[0], options)
+        raise UsageError(f"phalanx {name} cannot use {rest[0]!r}; see phalanx {name} --help")
+    return args
+
+
+def _overview() -> str:
+    width = max(len(name) for name in COMMANDS)
+    lines = [f"  {name:{width}}  {text}" for name, text in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: phalanx COMMAND [OPTIONS]      phalanx COMMAND --help",
+            "",
+            "Trains a language model on many devices, and proves that it took the update of one.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            EXIT_CODES,
+        ]
+    )
+
+
+def _fail(message: str, code: int, as_json: bool) -> int:
+    """Say what went wrong on stderr; with --json, stdout still gets its one document."""
+    print(f"error: {message}", file=sys.stderr)
+    if as_json:
+        print(json.dumps({"schema": 1, "error": message, "exit_code": code}))
+    return code

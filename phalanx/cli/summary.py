@@ -1,0 +1,175 @@
+"""The screens before and after training: what was asked for, what it came to, what to try next."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from phalanx.core.units import show_bytes, show_count, show_rate, show_seconds
+from phalanx.train.report import RunInfo, Summary
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+CURVE_CELLS = 48
+BAR_CELLS = 24
+
+
+def show_info(info: RunInfo) -> RenderableType:
+    """What is about to be trained."""
+    shape, layout = info.model, info.layout
+    table = _table()
+    table.add_row(
+        "model",
+        f"{show_count(info.parameters)} parameters: {shape.layers} layers, hidden {shape.hidden}, "
+        f"{shape.heads} heads ({shape.kv_heads} kv), vocabulary {shape.vocab:,}",
+    )
+    table.add_row("text", info.corpus)
+    table.add_row(
+        "layout",
+        f"{layout}: {layout.ranks} ranks, {_join(info.stages)} layers per stage, "
+        f"{info.micro_batches} micro-batches of {layout.mb}, {info.precision}",
+    )
+    table.add_row("device", info.device)
+    table.add_row("peak", _peak(info))
+    if info.first_step:
+        table.add_row("resumed", f"after step {info.first_step} of {info.steps}")
+    if info.directory:
+        table.add_row("written to", info.directory)
+    return table
+
+
+def show_summary(summary: Summary, invocation: str) -> RenderableType:
+    """What a run came to, for a person to read."""
+    facts = _table()
+    facts.add_row("loss", _losses(summary))
+    if summary.validation_loss is not None:
+        facts.add_row("held out", _loss(summary.validation_loss, summary))
+    if len(summary.losses) > 1:
+        facts.add_row("curve", sparkline(summary.losses, CURVE_CELLS))
+    facts.add_row("speed", _speed(summary))
+    if summary.convention:
+        facts.add_row("", Text(summary.convention, style="dim"))
+    if summary.time_split:
+        facts.add_row("time", _time_split(summary.time_split))
+    if summary.peak_bytes:
+        facts.add_row("memory", f"{show_bytes(summary.peak_bytes, binary=True)} at most on a rank")
+    if summary.proof:
+        facts.add_row("proof", summary.proof)
+    if summary.checkpoints:
+        facts.add_row("saved", "\n".join(summary.checkpoints))
+    parts: list[RenderableType] = [
+        Panel(facts, title=_title(summary), title_align="left", box=box.ROUNDED, expand=False)
+    ]
+    if summary.sample:
+        parts += [Text("\nWhat it writes now:", style="bold"), Text(_printable(summary.sample))]
+    parts += [Text("\nTry next:", style="bold"), _suggestions(summary, invocation)]
+    return Group(*parts)
+
+
+def sparkline(values: Sequence[float], cells: int) -> str:
+    """A curve of blocks, from the lowest value to the highest; each cell is a mean."""
+    count = min(cells, len(values))
+    edges = [len(values) * i // count for i in range(count + 1)]
+    means = [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
+    finite = [mean for mean in means if abs(mean) < float("inf")]
+    if not finite:
+        return ""
+    low, span = min(finite), max(finite) - min(finite)
+    return "".join(_block((mean - low) / span if span else 0.0) for mean in means)
+
+
+def suggestions(summary: Summary, invocation: str) -> tuple[tuple[str, str], ...]:
+    """Commands worth trying after this run, each with a few words of why."""
+    if summary.interrupted:
+        command = f"phalanx train --resume auto --name {summary.name}"
+        return ((command, f"go on from step {summary.last_step} of {summary.steps}"),)
+    other = "dp=2 tp=2" if "pp=2 tp=2" in summary.layout else "dp=1 pp=2 tp=2"
+    return (
+        (f'{invocation} --layout "{other}"', "the same steps, cut another way"),
+        (f'phalanx verify --layout "{other}"', "prove that the cut changes nothing"),
+        (f"{invocation} --data PATH", "learn from your own text, or a folder of it"),
+    )
+
+
+def _table() -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    return table
+
+
+def _peak(info: RunInfo) -> str:
+    if info.peak_flops is None:
+        return f"unknown, so no MFU: {info.peak_source}"
+    return f"{show_rate(info.peak_flops)}, {info.peak_source}"
+
+
+def _title(summary: Summary) -> Text:
+    done = summary.last_step - summary.first_step
+    what = "Interrupted" if summary.interrupted else "Trained"
+    return Text.assemble(
+        (f"{what} {summary.name}".rstrip(), "bold"),
+        f": {done} steps, {show_count(summary.tokens)} tokens in {show_seconds(summary.seconds)}",
+    )
+
+
+def _losses(summary: Summary) -> str:
+    first, last = summary.first_loss, summary.last_loss
+    text = f"{first:.3f} -> {last:.3f} nats per token"
+    before, after = summary.bits_per_byte(first), summary.bits_per_byte(last)
+    if before is None or after is None:
+        return text
+    return f"{text}  ({before:.2f} -> {after:.2f} bits per byte)"
+
+
+def _loss(loss: float, summary: Summary) -> str:
+    bits = summary.bits_per_byte(loss)
+    return f"{loss:.3f} nats per token" + (f"  ({bits:.2f} bits per byte)" if bits else "")
+
+
+def _speed(summary: Summary) -> str:
+    pieces = [
+        f"{summary.tokens_per_second:,.0f} tokens/s",
+        show_rate(summary.flops_per_second),
+    ]
+    if summary.mfu is not None and summary.hfu is not None:
+        pieces.append(f"MFU {summary.mfu:.1%}, HFU {summary.hfu:.1%}")
+    return "; ".join(pieces)
+
+
+def _time_split(split: Mapping[str, float]) -> Table:
+    """One line per share of the time, longest first, with a bar."""
+    total = sum(split.values()) or 1.0
+    table = Table.grid(padding=(0, 1))
+    for name, seconds in sorted(split.items(), key=lambda item: -item[1]):
+        share = seconds / total
+        bar = "█" * round(share * BAR_CELLS)
+        table.add_row(name, Text(f"{share:.0%}", justify="right"), show_seconds(seconds), bar)
+    return table
+
+
+def _suggestions(summary: Summary, invocation: str) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for command, why in summary.next_steps or suggestions(summary, invocation):
+        table.add_row(Text(f"  {command}", style="green"), Text(why, style="dim"))
+    return table
+
+
+def _block(height: float) -> str:
+    if not 0.0 <= height <= 1.0:  # nan or infinite
+        return "!"
+    return BLOCKS[round(height * (len(BLOCKS) - 1))]
+
+
+def _printable(text: str) -> str:
+    """Generated text without control characters: they could command the terminal."""
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
+    )
+
+
+def _join(numbers: Sequence[int]) -> str:
+    return "+".join(str(number) for number in numbers)
