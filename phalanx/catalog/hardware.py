@@ -7,7 +7,7 @@ from types import UnionType
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from phalanx.core.cluster import Accelerator, Cluster, Domain, Link
-from phalanx.core.errors import UsageError, unknown
+from phalanx.core.errors import UsageError, divisors, unknown
 
 GB = 1e9
 TERA = 1e12
@@ -55,7 +55,8 @@ def build_cluster(name: str, device: Accelerator, asked: AskedCluster) -> Cluste
     if torus and not device.domain.axes:
         raise UsageError(f"{device.name} is not joined as a torus; write {device.name}x{count}")
     if device.domain.axes and not torus and count > 1:
-        torus = _most_even(count, device.domain.axes)
+        slice_size = max(n for n in divisors(count) if n <= device.domain.size)
+        torus = _most_even(slice_size, device.domain.axes)
     return Cluster(name=name, accelerator=device, count=count, torus=torus)
 
 
@@ -82,10 +83,9 @@ def read_cluster(
     torus = tuple(typed(f"{where}: torus", n, int) for n in table.get("torus", ()))
     count = typed(f"{where}: count", table.get("count", math.prod(torus) if torus else 0), int)
     name = str(table.get("name", stem))
-    cluster = build_cluster(name, device, AskedCluster(device.name, torus or (count,)))
-    if torus and cluster.count != count:
-        raise UsageError(f"{where}: torus {torus} holds {cluster.count} chips, not {count}")
-    return cluster
+    if torus:
+        return Cluster(name=name, accelerator=device, count=count, torus=torus)
+    return build_cluster(name, device, AskedCluster(device.name, (count,)))
 
 
 def read_accelerator(name: str, table: Mapping[str, Any], where: str) -> Accelerator:

@@ -18,6 +18,7 @@ from phalanx.core.errors import UsageError, unknown
 from phalanx.core.model import ModelShape
 
 ROOT = Path(__file__).parent
+FACTS = frozenset({"params_b", "active_params_b", "source", "verified", "aliases", "notes"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,26 @@ def model_entry(name: str) -> ModelEntry:
         return _model_entry(Path(name).stem, _read(Path(name)), name)
     path = _find("model", "models", name)
     return _model_entry(path.stem, _read(path), path.name)
+
+
+def model_table(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The `[model]` table of a run file with its catalog name resolved.
+
+    Fields that the table gives itself win over those of the named model. A name that the catalog
+    does not know is kept if the table describes the model by itself.
+
+    Raises:
+        UsageError: an unknown name and nothing else.
+    """
+    own = {key: value for key, value in values.items() if key != "name"}
+    name = values.get("name", "custom")
+    if not isinstance(name, str):
+        raise UsageError(f"model.name is {name!r}; it is a text")
+    if own and not name.endswith(".toml") and _normalise(name) not in _index("models"):
+        return {"name": name, **own}
+    path = Path(name) if name.endswith(".toml") else _find("model", "models", name)
+    base = {key: value for key, value in _read(path).items() if key not in FACTS}
+    return {"name": path.stem, **base, **own}
 
 
 def models() -> tuple[ModelEntry, ...]:
@@ -132,16 +153,15 @@ def _accelerator_table(name: str) -> tuple[str, dict[str, Any], str]:
 
 
 def _model_entry(name: str, table: Mapping[str, Any], where: str) -> ModelEntry:
-    facts = {"params_b", "active_params_b", "source", "verified", "aliases", "notes"}
     values = table.get("model", table)
     hints = get_type_hints(ModelShape)
     known = {field.name for field in fields(ModelShape)}
     sizes: dict[str, Any] = {"name": name}
     for key, value in values.items():
-        if key in facts:
+        if key in FACTS:
             continue
         if key not in known:
-            raise unknown(f"key in {where}", key, known | facts)
+            raise unknown(f"key in {where}", key, known | FACTS)
         sizes[key] = hardware.typed(f"{where}: {key}", value, hints[key])
     return ModelEntry(
         shape=ModelShape(**sizes),

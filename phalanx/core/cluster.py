@@ -111,7 +111,8 @@ class Cluster:
         name: as it was asked for.
         accelerator: the device.
         count: how many.
-        torus: sizes of the axes of a torus slice; empty on a switched fabric.
+        torus: sizes of the axes of one torus slice; slices are joined by the network. Empty on a
+            switched fabric.
     """
 
     name: str
@@ -123,9 +124,11 @@ class Cluster:
         """Reject clusters that cannot be built."""
         if self.count < 1:
             raise UsageError(f"{self.name} has {self.count} accelerators; it needs at least 1")
-        if self.torus and prod(self.torus) != self.count:
+        if self.torus and self.count % prod(self.torus):
             shape = "x".join(str(n) for n in self.torus)
-            raise UsageError(f"a {shape} torus has {prod(self.torus)} chips, not {self.count}")
+            raise UsageError(
+                f"{self.count} chips are not whole slices of {shape} = {prod(self.torus)} chips"
+            )
         if len(self.torus) > self.domain.axes:
             raise UsageError(
                 f"{self.accelerator.name} has {self.domain.axes} torus axes, not {len(self.torus)}"
@@ -141,6 +144,12 @@ class Cluster:
         """Bytes of device memory, all accelerators together."""
         return self.count * self.accelerator.memory
 
+    @property
+    def domain_size(self) -> int:
+        """Accelerators that share one fast fabric: a switched domain, or a torus slice."""
+        size = prod(self.torus) if self.torus else self.domain.size
+        return min(size, self.count)
+
     def domains(self, group: int) -> int:
         """How many scale-up domains a group of neighbouring ranks spans.
 
@@ -152,4 +161,4 @@ class Cluster:
                 f"a group of {group} ranks does not fit in {self.name}; "
                 f"a degree can be {shorten(divisors(self.count))}"
             )
-        return -(-group // self.domain.size)
+        return -(-group // self.domain_size)

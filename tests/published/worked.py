@@ -103,7 +103,7 @@ def two_domain_gather(G: int) -> float:
 
 
 def hidden_13b_step() -> float:
-    """Bytes per chip of Llama-2 13B with 3M tokens over 4096 chips: state, and three checkpoints."""
+    """Bytes per chip of Llama-2 13B, 3M tokens on 4096 chips: state and three checkpoints."""
     return (LLAMA_13B_PARAMS * BOOK_ADAM.total + matmul_output_bytes(LLAMA_13B, 3e6)) / 4096
 
 
@@ -201,7 +201,7 @@ GPU: dict[str, Callable[[], Value]] = {
     "h100.tp_max_2node_70b": lambda: tensor_limit(LLAMA_70B.ffn, OUT) + H100.G,
     "b200.tp_max_node_70b": lambda: tensor_limit(LLAMA_70B.ffn, B200_PEAK / B200.local),
     "ep.dsv3_F_needed_EP64": lambda: expert_width(OUT, 64, 8, 8),
-    "ep.F_needed_large": lambda: expert_width(OUT, 10**9, 8, 8),
+    "ep.F_needed_large": lambda: expert_width(OUT, 10**12, 8, 8),
     "ep.EP16_k8_F_needed": lambda: expert_width(OUT, 16, 8, 8),
     "ep.dsv3_math_over_comms_EP64": lambda: deepseek_experts(64),
     "ep.dsv3_math_over_comms_EP32": lambda: deepseek_experts(32),
@@ -264,7 +264,7 @@ SYSTEMS: dict[str, Callable[[], Value]] = {
     "mfu.70b_12k": lambda: share_from_rate(12_000, 6 * N70, 1024 * PEAK_989),
     "mfu.70b_40pct_toks": lambda: rate_from_share(0.4, 6 * N70, 1024 * PEAK_989),
     "mfu.1e12_tokens_days": lambda: seconds_for(1e12, 6 * N70, 1024 * PEAK_989, 0.4) / 86400,
-    "llama405.step_s": lambda: seconds_for(128 * 16 * 8192, 6 * N405, 16384 * 400e12, 1.0),
+    "llama405.step_s": lambda: seconds_for(16.8e6, 6 * N405, 16384 * 400e12, 1.0),
     "llama3_405b.tokens_per_s": lambda: rate_from_share(1.0, 6 * N405, 16384 * 400e12),
     "llama3_405b.days_15.6T": lambda: seconds_for(15.6e12, 6 * N405, 16384 * 400e12, 1.0) / 86400,
     "llama3_405b.llama3_paper_bubble_interleaved": lambda: (
