@@ -62,26 +62,6 @@ def model_entry(name: str) -> ModelEntry:
     return _model_entry(path.stem, _read(path), path.name)
 
 
-def model_table(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The `[model]` table of a run file with its catalog name resolved.
-
-    Fields that the table gives itself win over those of the named model. A name that the catalog
-    does not know is kept if the table describes the model by itself.
-
-    Raises:
-        UsageError: an unknown name and nothing else.
-    """
-    own = {key: value for key, value in values.items() if key != "name"}
-    name = values.get("name", "custom")
-    if not isinstance(name, str):
-        raise UsageError(f"model.name is {name!r}; it is a text")
-    if own and not name.endswith(".toml") and _normalise(name) not in _index("models"):
-        return {"name": name, **own}
-    path = Path(name) if name.endswith(".toml") else _find("model", "models", name)
-    base = {key: value for key, value in _read(path).items() if key not in FACTS}
-    return {"name": path.stem, **base, **own}
-
-
 def models() -> tuple[ModelEntry, ...]:
     """Every model of the catalog, by name."""
     return tuple(model_entry(path.stem) for path in _files("models"))
@@ -179,7 +159,7 @@ def _normalise(name: str) -> str:
 
 
 def _files(kind: str) -> list[Path]:
-    return sorted((ROOT / kind).glob("*.toml"))
+    return sorted((ROOT / kind).glob("*.toml"), key=lambda path: path.stem)
 
 
 def _find(what: str, kind: str, name: str) -> Path:
@@ -191,7 +171,10 @@ def _find(what: str, kind: str, name: str) -> Path:
     if wanted in index:
         return index[wanted]
     near = get_close_matches(wanted, sorted(index), n=3, cutoff=0.4)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(sorted(index))}"
+    listing = "models" if kind == "models" else "clusters"
+    hint = (
+        f"did you mean {' or '.join(near)}?" if near else f"phalanx {listing} lists what is known"
+    )
     raise UsageError(f"unknown {what} {name!r}; {hint}")
 
 

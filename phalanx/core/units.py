@@ -62,7 +62,7 @@ def show_seconds(seconds: float) -> str:
 
 def show_share(share: float) -> str:
     """A fraction as a percentage: `40.4 %`."""
-    return f"{100 * share:.1f} %"
+    return f"{round(100 * share, 1) + 0.0:.1f} %"
 
 
 def parse_count(text: str, what: str = "number") -> float:

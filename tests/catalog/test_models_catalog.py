@@ -118,19 +118,3 @@ def test_a_bad_file_says_what_is_wrong(tmp_path: Path, text: str, message: str):
 def test_a_missing_file_says_so(tmp_path: Path):
     with pytest.raises(UsageError, match="cannot read"):
         load.model(str(tmp_path / "none.toml"))
-
-
-def test_a_run_files_table_may_change_a_catalog_model():
-    table = load.model_table({"name": "gpt2", "layers": 2})
-    assert ModelShape(**table) == ModelShape(**{**load.model_table({"name": "gpt2"}), "layers": 2})
-    assert table["hidden"] == 768
-
-
-def test_a_run_files_table_may_describe_a_model_of_its_own():
-    own = {"name": "mine", "layers": 2}
-    assert load.model_table(own) == own
-
-
-def test_a_run_files_table_with_an_unknown_name_and_nothing_else_is_refused():
-    with pytest.raises(UsageError, match="unknown model"):
-        load.model_table({"name": "mine"})

@@ -1,0 +1,161 @@
+"""List accelerators and clusters, or show one: memory, peaks, links, and sources.
+
+phalanx clusters
+phalanx clusters h100x16384
+phalanx clusters tpu-v5p:16x16x16 --json
+"""
+
+import json
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+from phalanx.catalog import load
+from phalanx.cli.table import format_argument, print_facts, print_table
+from phalanx.core.cluster import Accelerator, Cluster, Link
+from phalanx.core.units import show_bytes, show_rate
+
+SCHEMA = 1
+PEAK_HEADERS = ("bf16", "fp8", "fp4")
+HEADERS = ("accelerator", "memory", "bandwidth", *PEAK_HEADERS, "fast fabric", "network")
+CLUSTER_HEADERS = ("cluster", "accelerators", "memory", "network")
+
+
+def arguments(parser: ArgumentParser) -> None:
+    """Declare what the command takes; the help text is the documentation."""
+    parser.add_argument(
+        "cluster", nargs="?", help="h100x16384, tpu-v5p:16x16x16, a name or a file (default: all)"
+    )
+    format_argument(parser)
+
+
+def run(args: Namespace) -> int:
+    """List what the catalog knows, or show one cluster."""
+    if args.cluster:
+        _show(load.cluster(args.cluster), args)
+        return 0
+    devices, clusters = load.accelerators(), load.clusters()
+    if args.json:
+        document = {
+            "schema": SCHEMA,
+            "accelerators": [_device_record(device) for device in devices],
+            "clusters": [_cluster_record(cluster) for cluster in clusters],
+        }
+        print(json.dumps(document, indent=2))
+        return 0
+    print_table(HEADERS, [_row(device) for device in devices], args.format)
+    print()
+    print_table(CLUSTER_HEADERS, [_cluster_row(cluster) for cluster in clusters], args.format)
+    if args.format == "table":
+        print("\nPeaks are dense FLOP/s; rates are one way per accelerator.")
+        print("A cluster is an accelerator and a count: phalanx clusters h100x16384")
+    return 0
+
+
+def _show(cluster: Cluster, args: Namespace) -> None:
+    if args.json:
+        record = {"schema": SCHEMA, "cluster": _cluster_record(cluster)}
+        record["accelerator"] = _device_record(cluster.accelerator)
+        print(json.dumps(record, indent=2))
+        return
+    device = cluster.accelerator
+    print_facts(
+        [
+            ("cluster", cluster.name),
+            ("accelerators", f"{cluster.count:,} {device.name}"),
+            ("memory", f"{show_bytes(device.memory)} each, {show_bytes(cluster.memory)} in all"),
+            ("memory bandwidth", show_rate(device.hbm, "B")),
+            *((f"peak {name}", _peak_line(cluster, name)) for name in device.formats),
+            ("fast fabric", _fabric(cluster)),
+            ("network", _link(device.network)),
+            ("host", _link(device.host)),
+            *((f"source: {name}", source) for name, source in device.sources),
+            ("notes", device.notes),
+        ],
+        args.format,
+    )
+
+
+def _peak_line(cluster: Cluster, number_format: str) -> str:
+    peak = cluster.accelerator.peak(number_format)
+    return f"{show_rate(peak)} dense each, {show_rate(peak * cluster.count)} in all"
+
+
+def _fabric(cluster: Cluster) -> str:
+    domain = cluster.domain
+    if domain.topology == "none":
+        return ""
+    shape = " as " + "x".join(map(str, cluster.torus)) if cluster.torus else ""
+    per = "per link" if domain.topology == "torus" else "each"
+    size = f"{domain.topology} of {cluster.domain_size:,}{shape}"
+    return f"{size}; {_link(domain.link, per)}"
+
+
+def _link(link: Link, per: str = "each") -> str:
+    if not link.bandwidth:
+        return ""
+    rate, reached = show_rate(link.bandwidth, "B"), show_rate(link.sustained, "B")
+    return f"{link.name}, {rate} one way {per}, {reached} sustained"
+
+
+def _row(device: Accelerator) -> list[str]:
+    peaks = dict(device.peaks)
+    shown = [show_rate(peaks[name]) if name in peaks else "-" for name in PEAK_HEADERS]
+    domain = device.domain
+    fabric = f"{domain.size} x {show_rate(domain.link.bandwidth, 'B')} {domain.topology}"
+    return [
+        device.name,
+        show_bytes(device.memory),
+        show_rate(device.hbm, "B"),
+        *shown,
+        fabric if domain.topology != "none" else "-",
+        show_rate(device.network.bandwidth, "B"),
+    ]
+
+
+def _cluster_row(cluster: Cluster) -> list[str]:
+    device = cluster.accelerator
+    count = f"{cluster.count:,} x {device.name}"
+    return [cluster.name, count, show_bytes(cluster.memory), device.network.name]
+
+
+def _link_record(link: Link) -> dict[str, Any]:
+    return {
+        "name": link.name,
+        "bytes_per_second": link.bandwidth,
+        "sustained_bytes_per_second": link.sustained,
+        "latency_seconds": link.latency,
+    }
+
+
+def _device_record(device: Accelerator) -> dict[str, Any]:
+    return {
+        "name": device.name,
+        "vendor": device.vendor,
+        "memory_bytes": device.memory,
+        "memory_bytes_per_second": device.hbm,
+        "peak_flops_per_second": dict(device.peaks),
+        "domain": {
+            "size": device.domain.size,
+            "topology": device.domain.topology,
+            "axes": device.domain.axes,
+            "reduces": device.domain.reduces,
+            **_link_record(device.domain.link),
+        },
+        "network": _link_record(device.network),
+        "host": _link_record(device.host),
+        "per_host": device.per_host,
+        "devices": device.devices,
+        "sources": dict(device.sources),
+        "notes": device.notes,
+    }
+
+
+def _cluster_record(cluster: Cluster) -> dict[str, Any]:
+    return {
+        "name": cluster.name,
+        "accelerator": cluster.accelerator.name,
+        "count": cluster.count,
+        "torus": cluster.torus,
+        "domain_size": cluster.domain_size,
+        "memory_bytes": cluster.memory,
+    }

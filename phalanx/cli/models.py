@@ -1,0 +1,117 @@
+"""List the models of the catalog, or show one with its sizes, counts and source.
+
+phalanx models
+phalanx models llama-3.1-405b --seq 8192
+phalanx models mine.toml --json
+"""
+
+import json
+from argparse import ArgumentParser, Namespace
+from dataclasses import asdict
+from typing import Any
+
+from phalanx.catalog import load
+from phalanx.catalog.load import ModelEntry
+from phalanx.cli.table import format_argument, print_facts, print_table
+from phalanx.core.errors import UsageError
+from phalanx.core.model import ModelShape
+from phalanx.core.units import show_bytes, show_count, show_flops, show_share
+from phalanx.cost.flops import describe_convention, flops_per_token
+from phalanx.cost.state import MIXED_ADAM
+
+SCHEMA = 1
+HEADERS = ("model", "params", "active", "layers", "hidden", "heads", "kv", "ffn", "vocab", "kind")
+
+
+def arguments(parser: ArgumentParser) -> None:
+    """Declare what the command takes; the help text is the documentation."""
+    parser.add_argument("model", nargs="?", help="a catalog name or a .toml file (default: all)")
+    parser.add_argument(
+        "--seq", type=int, default=8192, help="tokens per sequence for FLOP (default 8192)"
+    )
+    format_argument(parser)
+
+
+def run(args: Namespace) -> int:
+    """List all models, or show one."""
+    if args.seq < 1:
+        raise UsageError(f"--seq is {args.seq}; a sequence has at least 1 token")
+    entries = [load.model_entry(args.model)] if args.model else load.models()
+    if args.json:
+        records = [_record(entry, args.seq) for entry in entries]
+        print(json.dumps({"schema": SCHEMA, "seq": args.seq, "models": records}, indent=2))
+    elif args.model:
+        print_facts(_facts(entries[0], args.seq), args.format)
+    else:
+        print_table(HEADERS, [_row(entry.shape) for entry in entries], args.format)
+    return 0
+
+
+def _row(shape: ModelShape) -> list[str]:
+    active = show_count(shape.active_params()) if shape.is_moe else "-"
+    sizes = (shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.ffn, shape.vocab)
+    return [shape.name, show_count(shape.params()), active, *map(str, sizes), _kind(shape)]
+
+
+def _kind(shape: ModelShape) -> str:
+    parts = ["latent attention"] if shape.is_mla else []
+    if shape.is_moe:
+        shared = f"+{shape.shared_experts}" if shape.shared_experts else ""
+        parts.append(f"{shape.experts} experts, {shape.top_k}{shared} per token")
+    parts += [shape.activation, "tied"] if shape.tied else [shape.activation]
+    return ", ".join(parts)
+
+
+def _facts(entry: ModelEntry, seq: int) -> list[tuple[str, str]]:
+    shape = entry.shape
+    return [
+        ("model", shape.name),
+        ("also called", ", ".join(entry.aliases)),
+        ("parameters", f"{show_count(shape.params())} ({shape.params():,})"),
+        ("published", _published(entry)),
+        ("active", f"{show_count(shape.active_params())} per token" if shape.is_moe else ""),
+        ("layers", str(shape.layers)),
+        ("hidden", str(shape.hidden)),
+        ("heads", f"{shape.heads} of {shape.head_dim}, {shape.kv_heads} for keys and values"),
+        ("ffn", str(shape.moe_ffn or shape.ffn)),
+        ("vocabulary", f"{shape.vocab:,}"),
+        ("kind", _kind(shape)),
+        ("norm, positions", f"{shape.norm}, {shape.positions}"),
+        ("weights", f"{show_bytes(2 * shape.params())} in bf16"),
+        (
+            "training state",
+            f"{show_bytes(MIXED_ADAM.total * shape.params())} at 16 bytes per parameter",
+        ),
+        ("training", _training(shape, seq)),
+        ("source", entry.source + ("" if entry.verified or not entry.source else " (unverified)")),
+        ("notes", entry.notes),
+    ]
+
+
+def _published(entry: ModelEntry) -> str:
+    if not entry.published_params:
+        return ""
+    off = entry.shape.params() / entry.published_params - 1
+    return f"{show_count(entry.published_params)}; ours is off by {show_share(off)}"
+
+
+def _training(shape: ModelShape, seq: int) -> str:
+    flops = show_flops(flops_per_token(shape, seq, causal=True))
+    return f"{flops} per token at seq {seq}: {describe_convention(causal=True)}"
+
+
+def _record(entry: ModelEntry, seq: int) -> dict[str, Any]:
+    shape = entry.shape
+    return {
+        **asdict(shape),
+        "aliases": entry.aliases,
+        "params": shape.params(),
+        "active_params": shape.active_params(),
+        "published_params": entry.published_params or None,
+        "published_active_params": entry.published_active or None,
+        "flops_per_token": flops_per_token(shape, seq, causal=True),
+        "convention": describe_convention(causal=True),
+        "source": entry.source,
+        "verified": entry.verified,
+        "notes": entry.notes,
+    }
