@@ -49,7 +49,10 @@ def from_csv(text: str, name: str) -> Schedule:
         UsageError: a cell is no action, or there are none.
         ScheduleError: a stage stands on two ranks, or is missing, or ranks hold unequal numbers.
     """
-    lines = list(csv.reader(io.StringIO(text)))
+    try:
+        lines = list(csv.reader(io.StringIO(text)))
+    except csv.Error as error:
+        raise UsageError(f"{name} is no CSV file ({error}); write lines such as 0F0,0B0") from None
     while lines and not any(cell.strip() for cell in lines[-1]):
         lines.pop()
     rows = tuple(tuple(parse_action(c) for c in line if c.strip()) for line in lines)
