@@ -129,6 +129,10 @@ class Initial(NamedTuple):
     std: float
     layers: int
 
+    def __call__(self, declaration: Declaration, box: Box) -> Tensor:
+        """The values of one box of a parameter; see `initial_values`."""
+        return initial_values(declaration, box, self)
+
 
 def uniform_values(key: str, shape: tuple[int, ...], box: Box) -> Tensor:
     """Uniform numbers in (0, 1), one for each element of a box of a tensor of `shape`.

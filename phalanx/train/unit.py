@@ -13,7 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from phalanx.train.parameters import Box, Declaration, Held, Initial, initial_values
+from phalanx.train.parameters import Box, Declaration, Held
+
+Source = Callable[[Declaration, Box], Tensor]  # the values of one box of a parameter
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,10 @@ class Precision:
         compute: of weights and activations in matrix products.
         master: of the weights that the optimizer moves, of its moments, and of gradients where
             they are accumulated and reduced.
+        name: fp32, fp64 or bf16, as layouts write it.
     """
 
+    name: str
     compute: torch.dtype
     master: torch.dtype
 
@@ -35,7 +39,7 @@ class Precision:
         if name == "auto":
             name = "bf16" if device.type == "cuda" else "fp32"
         compute = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}[name]
-        return cls(compute, torch.float64 if name == "fp64" else torch.float32)
+        return cls(name, compute, torch.float64 if name == "fp64" else torch.float32)
 
 
 class Slot(NamedTuple):
@@ -139,10 +143,10 @@ class Unit:
             setattr(owner, attribute, parameter)
             self.parameters.append(parameter)
 
-    def fill(self, initial: Initial) -> None:
-        """Draw the initial weights, into both the weights and this rank's master copy."""
+    def fill(self, source: Source) -> None:
+        """Set the weights, and this rank's master copy of them."""
         for slot in self.slots:
-            values = initial_values(slot.declaration, slot.box, initial).flatten()
+            values = source(slot.declaration, slot.box).flatten()
             self.weights[slot.start : slot.stop] = values.to(self.weights)
             self._fill_master(slot, values)
 

@@ -5,7 +5,7 @@ values, and the definition of dropout's mask: one process, the whole batch, auto
 own AdamW, one tensor per parameter.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,12 +15,8 @@ from torch import Tensor
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe, Run
 from phalanx.data.batches import IGNORED, Batch, Stream
-from phalanx.train.comm import Group, Ledger
-from phalanx.train.model.block import Block
-from phalanx.train.model.ends import Embedding, Head
-from phalanx.train.parallel.tensor import TensorParallel
-from phalanx.train.parameters import Declaration, Initial, declared_in, initial_values, key_of
-from phalanx.train.parameters import uniform_at
+from phalanx.train.model.inventory import declarations
+from phalanx.train.parameters import Declaration, Initial, initial_values, key_of, uniform_at
 from phalanx.train.unit import Precision
 
 
@@ -32,21 +28,6 @@ class ReferenceStep:
     grad_norm: float
     grads: dict[str, Tensor]
     weights: dict[str, Tensor]
-
-
-def declarations(shape: ModelShape) -> Iterator[Declaration]:
-    """Every parameter of the whole model once."""
-    recipe = Recipe()
-    tp = TensorParallel(Group("tensor", (0,), None, Ledger()), sequence=False)
-    embedding = Embedding(shape, recipe, tp)
-    blocks = [Block(i, shape, recipe, tp) for i in range(shape.layers)]
-    head = Head(shape, recipe, tp, embedding.table if shape.tied else None)
-    seen = set()
-    for module in (embedding, *blocks, head):
-        for held in declared_in(module):
-            if held.declaration.name not in seen:
-                seen.add(held.declaration.name)
-                yield held.declaration
 
 
 def reference_steps(run: Run, stream: Stream, steps: int) -> list[ReferenceStep]:
