@@ -16,6 +16,7 @@ from phalanx.train.checkpoint.disk import Disk
 from phalanx.train.checkpoint.names import hidden_name, step_name
 
 FIRST_POLL, LAST_POLL = 0.001, 0.2  # seconds between two looks at the directory
+UNSAID = "a rank failed and could not write down why; see its own message, and if the disk is full"
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class Save:
         """Delete a checkpoint that is no longer wanted; it stops being one all at once."""
         doomed = self._hidden(path.name, "discarded")
         self.disk.rename(path, doomed)
+        self.disk.sync_directory(self.directory)  # or a power cut could leave half of it there
         self.disk.remove_tree(doomed)
 
     def check(self) -> None:
@@ -70,8 +72,7 @@ class Save:
             CheckpointError: with that rank's reason.
         """
         if self.failed.exists():
-            unsaid = self.sentence("a rank failed and could not say why; see its own messages")
-            raise CheckpointError(self.reason() or unsaid)
+            raise CheckpointError(self.reason() or self.sentence(UNSAID))
 
     def reason(self) -> str:
         """Why the first rank failed; empty if none has, or if it could not say."""

@@ -49,7 +49,6 @@ def commit(save: Save, state: dict[str, Any]) -> None:
             save.discard(older)
         disk.rename(save.final, older)  # still a checkpoint, should we die before the next line
     disk.rename(save.partial, save.final)
-    disk.sync_directory(save.directory)
 
 
 def _watched(save: Save, shard: Shard) -> Iterator[memoryview]:

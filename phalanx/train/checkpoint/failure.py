@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from phalanx.core.errors import CheckpointError
-from phalanx.train.checkpoint.agreement import FIRST_POLL, Save
+from phalanx.train.checkpoint.agreement import FIRST_POLL, UNSAID, Save
 from phalanx.train.checkpoint.disk import write_file
 from phalanx.train.checkpoint.names import shard_name, ticket_name
 
@@ -28,7 +28,9 @@ def give_up(save: Save, error: Exception, needed: int) -> CheckpointError:
         The error to raise, with the reason of the rank that failed first.
     """
     mine = "" if save.failed.exists() else _publish(save, error, needed)
-    reason = save.reason() or mine or explain(save, error, needed)
+    if not mine and not isinstance(error, FileNotFoundError):  # which only says that all is moved
+        mine = explain(save, error, needed)
+    reason = save.reason() or mine or save.sentence(UNSAID)
     with suppress(OSError):  # it is there if this rank came late and made it anew
         save.disk.remove_tree(save.partial)
     acknowledge(save)
@@ -63,9 +65,10 @@ def _publish(save: Save, error: Exception, needed: int) -> str:
         with suppress(OSError):
             save.disk.remove(save.partial / name)
     reason = explain(save, error, needed)
-    with suppress(OSError):
-        text = memoryview(reason.encode())
-        write_file(save.disk, save.partial / f"reason-{save.rank:05d}.txt", [text])
+    with suppress(OSError):  # renamed when it is whole: another rank may read it at any time
+        draft = save.partial / f"rank-{save.rank:05d}.draft"
+        write_file(save.disk, draft, [memoryview(reason.encode())])
+        save.disk.rename(draft, save.partial / f"reason-{save.rank:05d}.txt")
     with suppress(OSError):  # FileNotFoundError: another rank was first
         save.disk.rename(save.partial, save.failed)
     return reason

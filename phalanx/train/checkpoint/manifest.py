@@ -65,17 +65,18 @@ class Manifest:
         if tail != _TAIL % hashlib.sha256(body).hexdigest().encode():
             raise DamagedError(f"{MANIFEST} does not match its own checksum")
         try:
-            return cls._from_json(json.loads(text))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            table = json.loads(text)
+            if table["schema"] == SCHEMA:
+                return cls._from_json(table)
+        except (CheckpointError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise DamagedError(f"{MANIFEST} is malformed: {error!r}") from error
+        raise CheckpointError(
+            f"{MANIFEST} has schema {table['schema']}; this version of Phalanx reads {SCHEMA}. "
+            f"Use the version that wrote it"
+        )
 
     @classmethod
     def _from_json(cls, table: Mapping[str, Any]) -> "Manifest":
-        if table["schema"] != SCHEMA:
-            raise CheckpointError(
-                f"{MANIFEST} has schema {table['schema']}; this version of Phalanx reads {SCHEMA}. "
-                f"Use the version that wrote it"
-            )
         files = {
             name: Written(int(file["bytes"]), str(file["sha256"]))
             for name, file in table["files"].items()
@@ -84,7 +85,9 @@ class Manifest:
         for name in {*files, *(entry.file for entry in stored)}:
             if name not in files or not SHARD.fullmatch(name):
                 raise ValueError(f"file {name!r}")
-        return cls(int(table["step"]), dict(table["state"]), files, stored)
+        if not isinstance(table["state"], dict):
+            raise TypeError("state is no table")
+        return cls(int(table["step"]), table["state"], files, stored)
 
 
 def read_manifest(path: Path) -> Manifest:

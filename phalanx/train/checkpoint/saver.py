@@ -167,8 +167,9 @@ class Saver:
             clear_failed(save)
 
     def _tidy(self, save: Save) -> None:
-        """Failing here harms no checkpoint, so it is told and training goes on."""
+        """After the commit: no failure here may undo it, so it is told and training goes on."""
         try:
+            save.disk.sync_directory(save.directory)  # before anything older is deleted
             sweep_own(save)
             prune(save, self.keep, self._trusted, self.on_event)
         except (OSError, CheckpointError) as error:

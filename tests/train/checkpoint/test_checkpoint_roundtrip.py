@@ -196,7 +196,7 @@ def test_another_shape_is_refused_with_both_shapes(small):
 
 
 def test_another_dtype_is_refused_with_both_dtypes(small):
-    with pytest.raises(CheckpointError, match="is F32 in .* and F64 in this run"):
+    with pytest.raises(CheckpointError, match=r"is F32 in .* and F64 in this run"):
         small.read([wanted("norm", (3,), torch.float64)])
 
 
