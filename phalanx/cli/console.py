@@ -35,12 +35,10 @@ class Screen:
     Attributes:
         quiet: not at all.
         errors: on stderr, since stdout is for a JSON document.
-        invocation: the command line so far, which suggestions are built upon.
     """
 
     quiet: bool = False
     errors: bool = False
-    invocation: str = "phalanx train"
 
     def reporter(self) -> Reporter:
         """The reporter for the stream of this process: live on a terminal, plain lines else."""
@@ -48,16 +46,15 @@ class Screen:
             return Silent()
         console = open_console(sys.stderr if self.errors else sys.stdout)
         if console.is_terminal and not console.is_dumb_terminal:
-            return LiveReporter(console, self.invocation)
-        return PlainReporter(console, self.invocation)
+            return LiveReporter(console)
+        return PlainReporter(console)
 
 
 class PlainReporter:
     """Writes one line every so many steps: for log files and pipes."""
 
-    def __init__(self, console: Console, invocation: str) -> None:
+    def __init__(self, console: Console) -> None:
         self._console = console
-        self._invocation = invocation
         self._every = 1
 
     def on_start(self, info: RunInfo) -> None:
@@ -81,15 +78,14 @@ class PlainReporter:
 
     def on_end(self, summary: Summary) -> None:
         """Write the summary."""
-        self._console.print(show_summary(summary, self._invocation))
+        self._console.print(show_summary(summary))
 
 
 class LiveReporter:
     """Redraws one line at the bottom of a terminal; events scroll by above it."""
 
-    def __init__(self, console: Console, invocation: str) -> None:
+    def __init__(self, console: Console) -> None:
         self._console = console
-        self._invocation = invocation
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._drawn_at = 0.0
 
@@ -117,7 +113,7 @@ class LiveReporter:
     def on_end(self, summary: Summary) -> None:
         """Close the live line and show the summary."""
         self._live.stop()
-        self._console.print(show_summary(summary, self._invocation))
+        self._console.print(show_summary(summary))
 
 
 def open_console(stream: TextIO) -> Console:

@@ -51,6 +51,8 @@ def load_run(
         section, key, value = _assignment(text)
         _table(changes if section == "layout" else tables, section)[key] = value
     run = _without_layout(tables)
+    if ranks is not None and ranks < 1:
+        raise UsageError(f"--ranks is {ranks}; it is at least 1")
     if cut is None:
         here = gpus()
         count = ranks or here or CPU_RANKS
@@ -84,7 +86,7 @@ def read_tables(path: Path) -> Tables:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        nearby = [str(file) for file in path.parent.glob("*.toml")]
+        nearby = [str(p) for p in path.parent.glob("*.toml") if p.name != "pyproject.toml"]
         if nearby:
             raise unknown("run file", str(path), nearby) from None
         raise UsageError(f"there is no run file {path}") from None
@@ -155,6 +157,5 @@ def _require_ranks(layout: Layout, ranks: int | None) -> None:
         product = f"{layout.dp} x {layout.pp} x {layout.cp} x {layout.tp}"
         raise RefusedError(
             f"the layout {layout} is for dp x pp x cp x tp = {product} = {layout.ranks} ranks, "
-            f"and --ranks is {ranks}; leave out --ranks, or give a --layout for {ranks}, "
-            f"such as dp={ranks}"
+            f"not for {ranks}; give a --layout for {ranks}, such as dp={ranks}"
         )

@@ -30,8 +30,9 @@ def show_info(info: RunInfo) -> RenderableType:
     table.add_row(
         "layout",
         f"{layout}: {layout.ranks} ranks, {_join(info.stages)} layers per stage, "
-        f"{info.micro_batches} micro-batches of {layout.mb}, {info.precision}",
+        f"{info.micro_batches} micro-batches of {layout.mb}",
     )
+    table.add_row("precision", info.precision)
     table.add_row("device", info.device)
     table.add_row("peak", _peak(info))
     if info.first_step:
@@ -41,7 +42,7 @@ def show_info(info: RunInfo) -> RenderableType:
     return table
 
 
-def show_summary(summary: Summary, invocation: str) -> RenderableType:
+def show_summary(summary: Summary) -> RenderableType:
     """What a run came to, for a person to read."""
     facts = _table()
     facts.add_row("loss", _losses(summary))
@@ -65,7 +66,8 @@ def show_summary(summary: Summary, invocation: str) -> RenderableType:
     ]
     if summary.sample:
         parts += [Text("\nWhat it writes now:", style="bold"), Text(_printable(summary.sample))]
-    parts += [Text("\nTry next:", style="bold"), _suggestions(summary, invocation)]
+    if summary.next_steps:
+        parts += [Text("\nTry next:", style="bold"), _suggestions(summary)]
     return Group(*parts)
 
 
@@ -79,19 +81,6 @@ def sparkline(values: Sequence[float], cells: int) -> str:
         return ""
     low, span = min(finite), max(finite) - min(finite)
     return "".join(_block((mean - low) / span if span else 0.0) for mean in means)
-
-
-def suggestions(summary: Summary, invocation: str) -> tuple[tuple[str, str], ...]:
-    """Commands worth trying after this run, each with a few words of why."""
-    if summary.interrupted:
-        command = f"phalanx train --resume auto --name {summary.name}"
-        return ((command, f"go on from step {summary.last_step} of {summary.steps}"),)
-    other = "dp=2 tp=2" if "pp=2 tp=2" in summary.layout else "dp=1 pp=2 tp=2"
-    return (
-        (f'{invocation} --layout "{other}"', "the same steps, cut another way"),
-        (f'phalanx verify --layout "{other}"', "prove that the cut changes nothing"),
-        (f"{invocation} --data PATH", "learn from your own text, or a folder of it"),
-    )
 
 
 def _table() -> Table:
@@ -118,7 +107,7 @@ def _title(summary: Summary) -> Text:
 
 def _losses(summary: Summary) -> str:
     first, last = summary.first_loss, summary.last_loss
-    text = f"{first:.3f} -> {last:.3f} nats per token"
+    text = f"{first:.3f} -> {last:.3f} {_unit(summary)}"
     before, after = summary.bits_per_byte(first), summary.bits_per_byte(last)
     if before is None or after is None:
         return text
@@ -127,7 +116,12 @@ def _losses(summary: Summary) -> str:
 
 def _loss(loss: float, summary: Summary) -> str:
     bits = summary.bits_per_byte(loss)
-    return f"{loss:.3f} nats per token" + (f"  ({bits:.2f} bits per byte)" if bits else "")
+    per_byte = "" if bits is None else f"  ({bits:.2f} bits per byte)"
+    return f"{loss:.3f} {_unit(summary)}{per_byte}"
+
+
+def _unit(summary: Summary) -> str:
+    return "nats per byte" if summary.bytes_per_token == 1.0 else "nats per token"
 
 
 def _speed(summary: Summary) -> str:
@@ -151,11 +145,15 @@ def _time_split(split: Mapping[str, float]) -> Table:
     return table
 
 
-def _suggestions(summary: Summary, invocation: str) -> Table:
-    table = Table.grid(padding=(0, 2))
-    for command, why in summary.next_steps or suggestions(summary, invocation):
-        table.add_row(Text(f"  {command}", style="green"), Text(why, style="dim"))
-    return table
+def _suggestions(summary: Summary) -> Group:
+    """One command per line, never folded: they are there to be copied."""
+    lines = [
+        Text.assemble(
+            (f"  {command}", "green"), (f"  # {why}", "dim"), no_wrap=True, overflow="ignore"
+        )
+        for command, why in summary.next_steps
+    ]
+    return Group(*lines)
 
 
 def _block(height: float) -> str:

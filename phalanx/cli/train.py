@@ -1,0 +1,253 @@
+"""Train a model on text, cut any way over data, tensor and pipeline.
+
+  phalanx train                                  four local ranks on what Python itself is made of
+  phalanx train examples/demo.toml --data book.txt
+  phalanx train run.toml --layout "dp=2 tp=2 zero=3" --set recipe.steps=500
+  phalanx train --resume auto                    go on with the run that was written last
+
+On a machine with a GPU for each rank every rank takes one; otherwise all share the CPU. The same
+command runs under torchrun, on any number of machines that share a file system.
+"""
+
+import json
+import os
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from phalanx.cli.console import Screen, open_console
+from phalanx.cli.runfile import load_run
+from phalanx.cli.stream import show_cursor
+from phalanx.cli.trial import describe_run, refuse_untrainable, show_run
+from phalanx.core.errors import UsageError
+from phalanx.core.run import Run
+from phalanx.train.launch import (
+    count_gpus,
+    launch,
+    require_torch,
+    under_torchrun,
+    warm_up,
+)
+from phalanx.train.report import Reporter, Silent
+from phalanx.train.rundir import RunDirectory, find_run
+
+if TYPE_CHECKING:
+    from phalanx.train.worker import Worker
+
+INTERRUPTED = 75
+PRELOAD = ("phalanx.train.trainer", "phalanx.cli.console", __name__)
+
+
+def arguments(parser: ArgumentParser) -> None:
+    """Declare what the command takes."""
+    resume = (
+        "auto: go on from the newest intact checkpoint of --name, or of the run that was written "
+        "last; PATH: of that run, or from that checkpoint"
+    )
+    add = parser.add_argument
+    add("run_file", nargs="?", type=Path, metavar="RUN.toml", help="what to train")
+    add("--layout", help="how to cut a step, instead of the file's: 'dp=2 pp=2 tp=2 zero=3'")
+    add("--ranks", type=int, help="local ranks, cut for you where no layout is given")
+    add(
+        "--set",
+        dest="sets",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="any value of a run file, over everything else; may be repeated",
+    )
+    add("--data", metavar="PATH", help="learn from a text, a folder of texts, or a token file")
+    add("--resume", metavar="auto|PATH", help=resume)
+    add("--dry-run", action="store_true", help="check and show what would run; start nothing")
+    add("--name", default="", help="of the run's folder; by default the time of day")
+    add("--runs-dir", type=Path, default=Path("runs"), help="where runs are written (./runs)")
+    add("--quiet", action="store_true", help="write files only, and errors")
+    add("--json", action="store_true", help="stdout is one JSON document: the summary")
+
+
+def run(args: Namespace) -> int:
+    """Train, and say what came of it."""
+    origin = _origin(args)
+    if under_torchrun():
+        return _run_under_torchrun(args, origin)
+    if args.dry_run:
+        return _dry_run(args, origin)
+    require_torch()
+    try:
+        return _train_here(args, origin)
+    except KeyboardInterrupt:
+        print("interrupted before the first step; nothing was written", file=sys.stderr)
+        return INTERRUPTED
+    finally:
+        show_cursor()
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the command hands to every rank; it pickles.
+
+    Attributes:
+        run: every value, resolved.
+        directory: where it is written; its lock is held elsewhere.
+        resume: "auto", the path of a checkpoint, or None to start anew.
+        screen: how rank 0 shows it.
+    """
+
+    run: Run
+    directory: RunDirectory
+    resume: str | None
+    screen: Screen
+
+
+def train_one_rank(worker: "Worker", job: Job) -> int:
+    """What each rank does: all of it in `phalanx.train.trainer`, except for the screen."""
+    from phalanx.train.environment import describe_environment
+    from phalanx.train.trainer import train
+
+    reporter: Reporter = Silent()
+    if worker.rank == 0:
+        reporter = job.screen.reporter()
+        job.directory.write_environment(describe_environment(job.run.layout, worker.device))
+    return train(worker, job.run, job.directory, reporter, job.resume)
+
+
+class _Origin(NamedTuple):
+    """Where a run starts from, as --resume and --name say.
+
+    Attributes:
+        fresh: a new folder is made.
+        runs, name: the folder.
+        resume: what the trainer is told.
+        run_file: to read, unless the command line names another.
+    """
+
+    fresh: bool
+    runs: Path
+    name: str
+    resume: str | None = None
+    run_file: Path | None = None
+
+
+def _origin(args: Namespace) -> _Origin:
+    if args.resume is None:
+        return _Origin(True, args.runs_dir, args.name)
+    if args.resume == "auto":
+        anew = args.name and args.run_file and not (args.runs_dir / args.name / "run.toml").exists()
+        if anew:  # so that one command line both starts a job and restarts it
+            return _Origin(True, args.runs_dir, args.name)
+        return _of_run(find_run(args.runs_dir, args.name))
+    path = Path(args.resume).resolve()
+    if (path / "run.toml").exists():
+        return _of_run(path)
+    if not path.is_dir():
+        raise UsageError(
+            f"--resume {args.resume}: no such folder; it can be auto, a run, or a checkpoint "
+            "such as runs/NAME/checkpoints/step-00000100"
+        )
+    home = path.parent.parent
+    if args.name or not (home / "run.toml").exists():
+        stored = home / "run.toml"
+        run_file = stored if stored.exists() else None
+        return _Origin(True, args.runs_dir, args.name, str(path), run_file)
+    return _of_run(home)._replace(resume=str(path))
+
+
+def _of_run(path: Path) -> _Origin:
+    return _Origin(False, path.parent, path.name, "auto", path / "run.toml")
+
+
+def _load(args: Namespace, origin: _Origin, ranks: int | None) -> Run:
+    """Put the run together, and stop here if it cannot be trained."""
+    run = load_run(
+        args.run_file or origin.run_file,
+        layout=args.layout,
+        ranks=ranks,
+        sets=args.sets,
+        data=args.data,
+        gpus=count_gpus if args.dry_run or under_torchrun() else _count_gpus_while_warming_up,
+    )
+    refuse_untrainable(run)
+    return run
+
+
+def _count_gpus_while_warming_up() -> int:
+    warm_up(PRELOAD)
+    return count_gpus()
+
+
+def _train_here(args: Namespace, origin: _Origin) -> int:
+    run = _load(args, origin, args.ranks)
+    warm_up(PRELOAD)
+    with _directory(origin, run) as directory:
+        job = Job(run, directory, origin.resume, _screen(args))
+        code = launch(train_one_rank, (job,), run.layout.ranks, _say_that_it_stops)
+        _print_summary(args, directory)
+    return code
+
+
+def _run_under_torchrun(args: Namespace, origin: _Origin) -> int:
+    """Be one rank of those that torchrun started; of several that fail, one speaks."""
+    from phalanx.train.worker import exit_code, leave_a_note, work_here
+
+    try:
+        run = _load(args, origin, int(os.environ["WORLD_SIZE"]))
+        return work_here(_train_one_rank_of_torchrun, (run, args, origin))
+    except Exception as error:
+        if leave_a_note(error):
+            raise
+        return exit_code(error)
+
+
+def _train_one_rank_of_torchrun(
+    worker: "Worker", run: Run, args: Namespace, origin: _Origin
+) -> int:
+    """Let rank 0 open the folder, and the others learn its name."""
+    import torch.distributed as dist
+
+    with ExitStack() as stack:
+        told: list[Any] = [None]
+        if worker.rank == 0:
+            told[0] = stack.enter_context(_directory(origin, run))
+        dist.broadcast_object_list(told)
+        code = train_one_rank(worker, Job(run, told[0], origin.resume, _screen(args)))
+        if worker.rank == 0:
+            _print_summary(args, told[0])
+    return code
+
+
+def _dry_run(args: Namespace, origin: _Origin) -> int:
+    run = _load(args, origin, args.ranks)
+    facts = describe_run(run)
+    if args.json:
+        print(json.dumps({"schema": 1, **facts}))
+    else:
+        open_console(sys.stdout).print(show_run(run, facts))
+    return 0
+
+
+@contextmanager
+def _directory(origin: _Origin, run: Run) -> Iterator[RunDirectory]:
+    opened = RunDirectory.create if origin.fresh else RunDirectory.open_for_resume
+    with opened(origin.runs, origin.name) as directory:
+        directory.write_run(run)
+        yield directory
+
+
+def _screen(args: Namespace) -> Screen:
+    return Screen(quiet=args.quiet, errors=args.json)
+
+
+def _print_summary(args: Namespace, directory: RunDirectory) -> None:
+    if args.json:
+        print(directory.summary_file.read_text(encoding="utf-8"), end="")
+
+
+def _say_that_it_stops() -> None:
+    print(
+        "\nstopping: this step ends, then a checkpoint is saved; Ctrl-C again to leave without",
+        file=sys.stderr,
+    )
