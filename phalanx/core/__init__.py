@@ -1,0 +1,1 @@
+"""Frozen values that every room shares; standard library only."""

@@ -30,7 +30,8 @@ class ModelShape:
         tied: the output head is the embedding, transposed.
         max_positions: rows of the learned position table.
         bias: linear layers carry a bias (GPT family).
-        experts, top_k, shared_experts, moe_ffn, dense_layers: mixture of experts; experts 0 is dense.
+        experts, top_k, shared_experts, moe_ffn, dense_layers: mixture of experts; with
+            experts 0 every layer is dense.
         q_lora_rank, kv_lora_rank, qk_nope, qk_rope, v_head: multi-head latent attention;
             kv_lora_rank 0 is ordinary attention.
     """

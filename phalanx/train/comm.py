@@ -1,13 +1,15 @@
-"""Every message between ranks goes through this file: groups of ranks, and a ledger of what they said.
+"""Every message between ranks goes through this file: groups of ranks, and a ledger of them.
 
 NCCL runs its own collectives. On CPU, gloo's reduce-scatter and all-gather cost several times what
 the bytes cost, so there ranks exchange directly and sum in rank order; see
 docs/decisions/0003-direct-collectives-on-cpu.md.
 """
 
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -27,18 +29,28 @@ _all_gather: Callable[..., dist.Work | None] = getattr(
 
 
 class Ledger:
-    """Counts what one rank sent since the last `clear`."""
+    """Counts what one rank sent since the last `clear`, and how long it waited for it.
+
+    Attributes:
+        waited: seconds in which this rank stood still for messages, by axis.
+    """
 
     def __init__(self) -> None:
         self._counts: Counter[Transfer] = Counter()
+        self.waited: dict[str, float] = {}
 
     def note(self, axis: Axis, collective: Collective, purpose: str, size: int) -> None:
         """Count one message of `size` bytes."""
         self._counts[Transfer(axis, collective, purpose, size)] += 1
 
+    def note_wait(self, axis: Axis, seconds: float) -> None:
+        """Count time in which the rank could only wait."""
+        self.waited[axis] = self.waited.get(axis, 0.0) + seconds
+
     def clear(self) -> None:
         """Forget everything."""
         self._counts.clear()
+        self.waited.clear()
 
     def transfers(self) -> list[Transfer]:
         """What was sent, equal messages added up, in a stable order."""
@@ -52,15 +64,20 @@ class Pending:
     works: Sequence[dist.Work | None] = ()
     finish: Callable[[], None] | None = None
     buffers: tuple[Tensor, ...] = field(default=(), repr=False)
+    on_wait: Callable[[float], None] = field(default=lambda _: None, repr=False)
 
     def wait(self) -> None:
         """Return once the result is in place; a second call does nothing."""
+        if not self.works:
+            return
+        start = time.perf_counter()
         for work in self.works:
             if work is not None:
                 work.wait()
-        finish, self.works, self.finish, self.buffers = self.finish, (), None, ()
-        if finish is not None:
-            finish()
+        if self.finish is not None:
+            self.finish()
+        self.works, self.finish, self.buffers = (), None, ()
+        self.on_wait(time.perf_counter() - start)
 
 
 class Group:
@@ -92,7 +109,7 @@ class Group:
         if self.size == 1:
             return Pending()
         self.ledger.note(self.axis, "all_reduce", purpose, x.nbytes)
-        return self._all_reduce(x, purpose, largest)
+        return self._timed(self._all_reduce(x, purpose, largest))
 
     def all_gather(self, out: Tensor, x: Tensor, purpose: str) -> Pending:
         """Fill `out` with every rank's `x`, in rank order along the first dim."""
@@ -100,7 +117,7 @@ class Group:
             out.copy_(x.view_as(out))
             return Pending()
         self.ledger.note(self.axis, "all_gather", purpose, out.nbytes)
-        return self._all_gather(out, x, purpose)
+        return self._timed(self._all_gather(out, x, purpose))
 
     def reduce_scatter(self, out: Tensor, x: Tensor, purpose: str) -> Pending:
         """Sum `x` over the group and leave slice `index` of the first dim in `out`."""
@@ -108,17 +125,21 @@ class Group:
             out.copy_(x.view_as(out))
             return Pending()
         self.ledger.note(self.axis, "reduce_scatter", purpose, x.nbytes)
-        return self._reduce_scatter(out, x, purpose)
+        return self._timed(self._reduce_scatter(out, x, purpose))
 
     def send(self, x: Tensor, to: int, purpose: str, tag: int = 0) -> Pending:
         """Send `x` to group index `to`; matched in order of issue for each pair of ranks."""
         self.ledger.note(self.axis, "send", purpose, x.nbytes)
-        return self._send(x, to, purpose, tag)
+        return self._timed(self._send(x, to, purpose, tag))
 
     def receive(self, x: Tensor, source: int, tag: int = 0) -> Pending:
         """Fill `x` with what group index `source` sends."""
         work = dist.irecv(x, self.ranks[source], group=self.handle, tag=tag)
-        return Pending([work], buffers=(x,))
+        return self._timed(Pending([work], buffers=(x,)))
+
+    def _timed(self, pending: Pending) -> Pending:
+        pending.on_wait = partial(self.ledger.note_wait, self.axis)
+        return pending
 
     def _send(self, x: Tensor, to: int, purpose: str, tag: int) -> Pending:
         work = dist.isend(x, self.ranks[to], group=self.handle, tag=tag)

@@ -82,9 +82,7 @@ class Executor:
                 raise ValueError(f"the executor cannot do {action}")
         return None
 
-    def _forward(
-        self, action: Action, batch: MicroBatch, *, logits: bool = False
-    ) -> Tensor | None:
+    def _forward(self, action: Action, batch: MicroBatch, *, logits: bool = False) -> Tensor | None:
         stage, i = action.stage, action.microbatch
         x = None if stage == 0 else self._take(Action(stage, Kind.RECV_FORWARD, i))
         with self.recorder.span(str(action), "compute"):

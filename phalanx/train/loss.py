@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from phalanx.train.autograd import apply
 from phalanx.train.comm import Group
 
 IGNORED = -100
@@ -48,7 +49,7 @@ def token_losses(logits: Tensor, targets: Tensor, part: Slice) -> Tensor:
             rows, ids, ignore_index=IGNORED, reduction="none", label_smoothing=part.smoothing
         )
     else:
-        losses = cast(Tensor, _ParallelCrossEntropy.apply(rows, ids, part))
+        losses = cast(Tensor, apply(_ParallelCrossEntropy, rows, ids, part))
     return losses.view(targets.shape)
 
 
@@ -73,7 +74,7 @@ class _ParallelCrossEntropy(torch.autograd.Function):
         e = part.smoothing
         ctx.save_for_backward(exps.div_(total.unsqueeze(-1)), column, mine, valid)
         ctx.part = part
-        return (total.log() - (1 - e) * target - e / part.vocab * plain) * valid
+        return cast(Tensor, (total.log() - (1 - e) * target - e / part.vocab * plain) * valid)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:

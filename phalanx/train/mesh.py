@@ -42,9 +42,7 @@ class Mesh:
     ledger: Ledger
 
 
-def build_mesh(
-    layout: Layout, device: torch.device, group_type: GroupType | None = None
-) -> Mesh:
+def build_mesh(layout: Layout, device: torch.device, group_type: GroupType | None = None) -> Mesh:
     """Make the groups that this rank belongs to; every rank of the layout calls it.
 
     Args:

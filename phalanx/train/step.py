@@ -65,17 +65,23 @@ class Engine:
         share = self.run.recipe.batch // self.run.layout.dp
         return range(self.mesh.at.dp * share, (self.mesh.at.dp + 1) * share)
 
-    def forward_executor(self, micro_batches: int, size: int) -> Executor:
+    @property
+    def executor_seq(self) -> int:
+        """Tokens per sequence that the stages compute with, padding included."""
+        return self.executor.wire.form.shape[0] * sequence_parts(self.run)
+
+    def forward_executor(self, micro_batches: int, size: int, seq: int) -> Executor:
         """An executor of the same stages that only goes forward.
 
         Args:
             micro_batches: of its schedule.
             size: sequences per micro-batch.
+            seq: tokens per sequence, padding included.
         """
         layout = self.run.layout
         schedule = lowered_forward_only(layout.pp, micro_batches, layout.v)
         form = self.executor.wire.form
-        shape = (form.shape[0], size, *form.shape[2:])
+        shape = (seq // sequence_parts(self.run), size, form.shape[-1])
         wire = Wire(self.mesh.pipeline, schedule, form._replace(shape=shape))
         return Executor(self.executor.stages, wire, self.recorder)
 
@@ -84,7 +90,8 @@ def build_engine(run: Run, mesh: Mesh) -> Engine:
     """Build this rank's part of the model, its optimizer and its executor."""
     layout = run.layout
     precision = Precision.named(layout.precision, mesh.device)
-    schedule = lowered(layout.schedule, layout.pp, run.micro_batches, layout.v, layout.zero_stage >= 2)
+    every = layout.zero_stage >= 2
+    schedule = lowered(layout.schedule, layout.pp, run.micro_batches, layout.v, every)
     stages = build_stages(run, mesh, precision)
     units = [unit for stage in stages.values() for unit in stage.all_units]
     shape = (padded_seq(run) // sequence_parts(run), layout.mb, run.model.hidden)

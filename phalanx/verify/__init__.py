@@ -1,0 +1,1 @@
+"""The oracle: proves a layout equal to one device."""

@@ -52,5 +52,3 @@ def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
             kept = unit.padded(layout.shard) // layout.shard
             n = kept if layout.zero_stage else unit.padded(layout.dp)
             yield Transfer("pipeline", "all_reduce", "tied embedding", n * wide)
-
-

@@ -31,7 +31,7 @@ class MicroBatch:
     step: int
 
     def attention_mask(self) -> Tensor | None:
-        """bool [b, 1, s, s], true where a token may look: back, within its own document.
+        """Mask [b, 1, s, s], true where a token may look: back, within its own document.
 
         None where every sequence is one document, so that the kernel's causal mask will do.
         """

@@ -54,15 +54,17 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
 
     Args:
         q: [s, b, a, d].
-        k, v: [s, b, g, d]; a is a multiple of g.
+        k: [s, b, g, d]; a is a multiple of g.
+        v: like k.
         mask: bool [b, 1, s, s], or None for plainly causal.
 
     Returns:
         [s, b, a d].
     """
-    heads_first = [x.permute(1, 2, 0, 3) for x in (q, k, v)]
+    grouped = q.shape[2] != k.shape[2]
+    q, k, v = (x.permute(1, 2, 0, 3) for x in (q, k, v))
     y = F.scaled_dot_product_attention(
-        *heads_first, attn_mask=mask, is_causal=mask is None, enable_gqa=q.shape[2] != k.shape[2]
+        q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
     )
     return y.permute(2, 0, 1, 3).flatten(2)
 

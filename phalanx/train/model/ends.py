@@ -25,7 +25,7 @@ class Table(Declared):
     def __init__(self, name: str, shape: ModelShape, tp: TensorParallel) -> None:
         super().__init__(name)
         self.declare("weight", (shape.vocab, shape.hidden), split=0)
-        self.bias = None
+        self.bias: nn.Parameter | None = None
         self.first, self.rows = share(shape.vocab, tp.group.size, tp.group.index)
 
 

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phalanx.core.model import ModelShape
+from phalanx.train.autograd import apply
 from phalanx.train.model.batch import MicroBatch
 from phalanx.train.parallel.tensor import TensorParallel
 from phalanx.train.parameters import Declared, Start, key_of, uniform_at
@@ -77,7 +78,9 @@ def norm_layer(prefix: str, shape: ModelShape, tp: TensorParallel) -> RMSNorm | 
     return kind(prefix, shape, tp)
 
 
-def rotary_angles(shape: ModelShape, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rotary_angles(
+    shape: ModelShape, positions: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Cosines and sines of the rotary embedding (Su et al. 2021, arXiv:2104.09864).
 
     Args:
@@ -97,7 +100,7 @@ def rotary_angles(shape: ModelShape, positions: Tensor, dtype: torch.dtype) -> t
 
 def rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
     """Rotate each pair (x_i, x_{i + d/2}) of [s, b, a, d] by its position's angle."""
-    return cast(Tensor, _Rotate.apply(x, *angles))
+    return cast(Tensor, apply(_Rotate, x, *angles))
 
 
 class _Rotate(torch.autograd.Function):
@@ -148,7 +151,7 @@ class Dropout:
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up (Shazeer 2020, arXiv:2002.05202); saves its two inputs and nothing else."""
-    return cast(Tensor, _SwiGLU.apply(gate, up))
+    return cast(Tensor, apply(_SwiGLU, gate, up))
 
 
 class _SwiGLU(torch.autograd.Function):

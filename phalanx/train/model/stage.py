@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +16,7 @@ from phalanx.train.model.block import Block
 from phalanx.train.model.ends import Embedding, Head
 from phalanx.train.parallel.data import Reducer, ShardedUnit
 from phalanx.train.parallel.tensor import TensorParallel
-from phalanx.train.parameters import Initial, declared_in
+from phalanx.train.parameters import Initial, declared_in, initial_values
 from phalanx.train.unit import Precision, Unit
 
 Part = Embedding | Block | Head
@@ -70,12 +72,15 @@ class Stage:
 
     def _compute(self, part: Part, x: Tensor | None, batch: MicroBatch, *, logits: bool) -> Tensor:
         if isinstance(part, Embedding):
-            return part(batch)
+            return part.forward(batch)
+        if x is None:
+            raise ValueError(f"stage {self.index} needs the output of the one before")
         if isinstance(part, Head):
-            return part.logits(x) if logits else part(x, batch)
+            return part.logits(x) if logits else part.forward(x, batch)
         if self.recomputes and torch.is_grad_enabled():
-            return checkpoint(part, x, batch, use_reentrant=False, preserve_rng_state=False)
-        return part(x, batch)
+            again = checkpoint(part, x, batch, use_reentrant=False, preserve_rng_state=False)
+            return cast(Tensor, again)
+        return part.forward(x, batch)
 
     def _before_backward(self, i: int) -> None:
         """Have part i's weights here, and those that backward needs next on their way.
@@ -165,7 +170,8 @@ class _UnitMaker:
         unit.counted = not (sharded and mesh.replica.index) and not (tied and last)
         made = ShardedUnit(unit, mesh, tied=tied)
         recipe = self.run.recipe
-        unit.fill(Initial(recipe.seed, recipe.init_std, self.run.model.layers))
+        initial = Initial(recipe.seed, recipe.init_std, self.run.model.layers)
+        unit.fill(partial(initial_values, recipe=initial))
         made.release()
         return made
 

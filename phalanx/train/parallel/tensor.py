@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from phalanx.train.autograd import apply
 from phalanx.train.comm import Group, Pending
 
 
@@ -58,7 +59,7 @@ class TensorParallel:
         if self.group.size == 1:
             return [F.linear(x, layer.weight, layer.bias) for layer in layers]
         weights = [layer.weight for layer in layers]
-        outputs = cast(tuple[Tensor, ...], _Columns.apply(self, x, *weights))
+        outputs = cast(tuple[Tensor, ...], apply(_Columns, self, x, *weights))
         return [
             y if layer.bias is None else y + layer.bias
             for y, layer in zip(outputs, layers, strict=True)
@@ -83,7 +84,7 @@ class TensorParallel:
         """Add up one partial [s, b, h] per rank; this rank keeps its part of the sequence."""
         if self.group.size == 1:
             return partial
-        return cast(Tensor, _Sum.apply(self, partial))
+        return cast(Tensor, apply(_Sum, self, partial))
 
     def gather_sequence(self, x: Tensor, purpose: str) -> tuple[Tensor, Pending]:
         """Start to put the parts of the sequence together: [s/t, b, h] to [s, b, h]."""

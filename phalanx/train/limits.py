@@ -1,0 +1,32 @@
+"""What the planner can price and the trainer cannot run yet: refused by name, before it starts."""
+
+from phalanx.core.errors import RefusedError
+from phalanx.core.run import Run
+from phalanx.cost.traffic import refuse_impossible
+
+
+def refuse_untrainable(run: Run) -> None:
+    """Raise where this run cannot be cut so, or needs what the trainer does not have.
+
+    Raises:
+        RefusedError: naming what to change.
+    """
+    layout, shape = run.layout, run.model
+    for key, name in (("cp", "context"), ("ep", "expert")):
+        if getattr(layout, key) > 1:
+            raise RefusedError(
+                f"{key}={getattr(layout, key)}: the trainer has no {name} parallelism; use {key}=1"
+            )
+    for present, what, instead in (
+        (shape.is_moe, "mixtures of experts", "model.experts=0"),
+        (shape.is_mla, "latent attention", "model.kv_lora_rank=0"),
+        (shape.qk_norm, "norms of queries and keys", "model.qk_norm=false"),
+    ):
+        if present:
+            raise RefusedError(f"the trainer has no {what}; use {instead}")
+    if shape.positions == "learned" and run.recipe.seq > shape.max_positions:
+        raise RefusedError(
+            f"recipe.seq={run.recipe.seq} is longer than the {shape.max_positions} learned "
+            f"positions; use recipe.seq up to {shape.max_positions}, or raise model.max_positions"
+        )
+    refuse_impossible(run)

@@ -1,0 +1,101 @@
+"""What a checkpoint holds of a run, and how a run takes it up again under any layout."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phalanx.core.errors import UsageError
+from phalanx.train.checkpoint import Checkpoint, Piece
+from phalanx.train.optimizer import MOMENTS
+from phalanx.train.step import Engine
+from phalanx.train.unit import Slot, Unit
+
+FIXED = ("seed", "seq", "batch", "corpus")  # what decides which tokens come next
+
+
+def progress(engine: Engine, step: int, corpus: str) -> dict[str, Any]:
+    """Everything that is not a tensor: how far the run is, and what decides what comes next.
+
+    The sample order, dropout and initial weights are functions of the seed and the step, so no
+    generator's state has to be kept.
+    """
+    recipe = engine.run.recipe
+    return {
+        "step": step,
+        "updates": engine.optimizer.updates,
+        "seed": recipe.seed,
+        "seq": recipe.seq,
+        "batch": recipe.batch,
+        "corpus": corpus,
+        "layout": str(engine.run.layout),
+    }
+
+
+def own_pieces(engine: Engine) -> list[Piece]:
+    """What this rank saves: over all ranks, each element of each tensor once."""
+    pieces: list[Piece] = []
+    for sharded in engine.units:
+        unit = sharded.unit
+        fields = {"weight": unit.master, **engine.optimizer.moments(unit)}
+        for slot, start, stop in unit.own_pieces():
+            pieces += _pieces(unit, slot, (start, stop), fields)
+    return pieces
+
+
+def restore(engine: Engine, checkpoint: Checkpoint, corpus: str) -> int:
+    """Take up a checkpoint: weights, optimizer state, how far it was.
+
+    Returns:
+        The step to go on with.
+
+    Raises:
+        UsageError: the run would not see the samples that come next.
+        CheckpointError: a tensor is missing or of another shape.
+    """
+    state = checkpoint.state
+    now = progress(engine, 0, corpus)
+    for key in FIXED:
+        if state[key] != now[key]:
+            what = "the corpus" if key == "corpus" else f"recipe.{key}={state[key]}"
+            raise UsageError(
+                f"{checkpoint.path} was made with {what}, and this run has another; "
+                f"resume with the same, or start a new run"
+            )
+    engine.optimizer.updates = int(state["updates"])
+    for sharded in engine.units:
+        unit = sharded.unit
+        moments = _saved_moments(checkpoint, unit)
+        checkpoint.read(_wanted(unit, {"weight": unit.master, **moments}))
+        engine.optimizer.restore(unit, moments)
+        sharded.publish()
+    return int(state["step"])
+
+
+def _saved_moments(checkpoint: Checkpoint, unit: Unit) -> dict[str, Tensor]:
+    saved = checkpoint.fields(unit.slots[0].declaration.name)
+    return {name: torch.zeros_like(unit.master) for name in MOMENTS if name in saved}
+
+
+def _wanted(unit: Unit, fields: dict[str, Tensor]) -> Iterator[Piece]:
+    for slot, start, stop in unit.pieces(unit.low, unit.high):
+        yield from _pieces(unit, slot, (start, stop), fields)
+
+
+def _pieces(
+    unit: Unit, slot: Slot, span: tuple[int, int], fields: dict[str, Tensor]
+) -> Iterator[Piece]:
+    """One stretch of the unit's vector in every field; the data are views."""
+    start, stop = span
+    for field, values in fields.items():
+        yield Piece(
+            name=slot.declaration.name,
+            field=field,
+            shape=slot.declaration.shape,
+            offsets=slot.box.offsets,
+            sizes=slot.box.sizes,
+            start=start - slot.start,
+            stop=stop - slot.start,
+            data=values[start - unit.low : stop - unit.low],
+        )
