@@ -21,6 +21,7 @@ from phalanx.core.errors import PhalanxError, UsageError, unknown
 COMMANDS = {
     "train": "train a model, cut any way over data, tensor and pipeline",
     "verify": "prove that a layout takes the same steps as one device",
+    "convert": "write a trained model as Hugging Face Transformers reads it",
     "schedule": "draw and check a pipeline schedule",
 }
 

@@ -1,0 +1,90 @@
+"""Write a trained model as a folder that Hugging Face Transformers loads.
+
+phalanx convert runs/demo out/demo
+phalanx convert runs/demo/checkpoints/step-00000100 out/demo-100 --precision bf16
+"""
+
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from phalanx.cli.runfile import load_run
+from phalanx.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from phalanx.train.checkpoint import Checkpoint
+
+SCHEMA = 1
+PRECISIONS = ("fp32", "bf16", "fp64")
+
+
+def arguments(parser: ArgumentParser) -> None:
+    """Declare what the command takes; the help text is the documentation."""
+    parser.add_argument(
+        "source",
+        type=Path,
+        metavar="RUN",
+        help="the folder of a run, for its newest checkpoint, or one of its checkpoints",
+    )
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="to make")
+    parser.add_argument(
+        "--precision", choices=PRECISIONS, default="fp32", help="of the weights (default fp32)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def run(args: Namespace) -> int:
+    """Find the checkpoint, write the folder, say what loads it."""
+    import torch
+
+    from phalanx.train.model.huggingface import export_hf
+    from phalanx.train.unit import Precision
+
+    home = _home(args.source)
+    shape = load_run(home / "run.toml").model
+    dtype = Precision.named(args.precision, torch.device("cpu")).compute
+    with _checkpoint(args.source) as checkpoint:
+        family = export_hf(checkpoint.tensor, shape, args.folder, dtype)
+        step = checkpoint.step
+    size = sum(file.stat().st_size for file in args.folder.iterdir())
+    if args.json:
+        document = {
+            "schema": SCHEMA,
+            "step": step,
+            "folder": str(args.folder),
+            "architecture": family.architecture,
+            "parameters": shape.params(),
+            "bytes": size,
+        }
+        print(json.dumps(document))
+        return 0
+    print(
+        f"{args.folder}: {shape.params():,} parameters after step {step}, "
+        f"{size / 1e6:,.1f} MB in {args.precision}\n"
+        f'load it: transformers.{family.architecture}.from_pretrained("{args.folder}")'
+    )
+    return 0
+
+
+def _home(source: Path) -> Path:
+    """The folder of the run that a source belongs to."""
+    for home in (source, source.absolute().parent.parent):
+        if (home / "run.toml").is_file():
+            return home
+    raise UsageError(
+        f"{source} is neither a run nor one of its checkpoints; "
+        "give a folder with a run.toml in it, such as runs/NAME"
+    )
+
+
+def _checkpoint(source: Path) -> "Checkpoint":
+    from phalanx.train.checkpoint import Checkpoint, newest
+
+    if not (source / "run.toml").is_file():
+        return Checkpoint.open(source)
+    found = newest(source / "checkpoints", lambda event: print(event, file=sys.stderr))
+    if found is None:
+        raise UsageError(f"{source} has no checkpoint yet; set recipe.checkpoint_every, or wait")
+    return found
