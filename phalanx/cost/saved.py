@@ -1,0 +1,221 @@
+"""What a block keeps between its forward and its backward, tensor by tensor.
+
+Every tensor is given by its bytes per token of the micro-batch and by how it is cut, so the total
+of a block is three numbers that any layout can be priced with. The formula of Korthikanti et al.
+2022 (arXiv:2205.05198), 34 + 5 a s / h, comes out under its assumptions (`PAPER`).
+
+Symbols: h hidden, a heads, g kv heads, d head size, f ffn width, E experts, K experts per token,
+s sequence length, t tp.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from phalanx.core.errors import UsageError
+from phalanx.core.layout import Layout
+from phalanx.core.model import ModelShape
+
+Cut = Literal["tp", "sequence", "whole"]
+Part = Literal["input", "block", "core"]
+
+FP32 = 4
+
+
+class Saved(NamedTuple):
+    """One kind of tensor that backward will read.
+
+    Attributes:
+        name: what it is.
+        bytes: per token of the micro-batch, before any cut.
+        cut: over tp; over tp only where sequence parallelism cuts the sequence; or not at all.
+        part: "input" outlives full recomputation, "core" is the attention core, which selective
+            recomputation drops, "block" is the rest.
+    """
+
+    name: str
+    bytes: float
+    cut: Cut
+    part: Part = "block"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """Where programs that compute the same keep different things.
+
+    Attributes:
+        name: of the program.
+        fused_attention: scores are never stored, only the softmax statistics.
+        fused_norm: an rmsnorm keeps its input and statistics; else also its result, both in fp32.
+        statistics: count the statistics of norms and softmax, which papers leave out.
+        angles: every block keeps its own rotary angles.
+        mask_bytes: of one element of a dropout mask; 0 drops nothing.
+        gradient_bytes: of an accumulated gradient.
+        logit_kept: bytes that each logit keeps from forward to backward.
+        logit_peak: bytes that each logit holds at the worst moment of the loss.
+    """
+
+    name: str
+    fused_attention: bool = True
+    fused_norm: bool = True
+    statistics: bool = True
+    angles: bool = False
+    mask_bytes: float = 0.0
+    gradient_bytes: float = 4.0
+    logit_kept: float = 4.0
+    logit_peak: float = 12.0
+
+
+OURS = Stack(name="phalanx", angles=True)
+OURS_ON_CPU = Stack(name="phalanx on a CPU", angles=True, fused_norm=False)
+MEGATRON = Stack(name="Megatron-LM", logit_peak=10.0)
+PAPER = Stack(
+    name="Korthikanti et al. 2022",
+    fused_attention=False,
+    statistics=False,
+    mask_bytes=1.0,
+)
+
+
+def block_saved(
+    shape: ModelShape, layer: int, seq: int, element: int, stack: Stack
+) -> tuple[Saved, ...]:
+    """Everything that block `layer` keeps for one micro-batch.
+
+    Args:
+        shape: the model.
+        layer: from 0; the first `dense_layers` of a mixture of experts have none.
+        seq: s, the length that attention sees; only stored scores depend on it.
+        element: bytes of one activation.
+        stack: the program.
+    """
+    routed = shape.is_moe and layer >= shape.dense_layers
+    attention = _latent_attention if shape.is_mla else _attention
+    mlp = _experts if routed else _mlp
+    return (
+        *_norm("attention norm", shape, element, stack, part="input"),
+        *attention(shape, seq, element, stack),
+        *_mask("attention output mask", shape.hidden, stack),
+        *_norm("mlp norm", shape, element, stack),
+        Saved("mlp input", shape.hidden * element, "sequence"),
+        *mlp(shape, element),
+        *_mask("mlp output mask", shape.hidden, stack),
+    )
+
+
+def head_saved(shape: ModelShape, element: int, stack: Stack) -> tuple[Saved, ...]:
+    """What the final norm, the projection and the loss keep."""
+    return (
+        *_norm("final norm", shape, element, stack, part="input"),
+        Saved("head input", shape.hidden * element, "sequence"),
+        Saved("logits", shape.vocab * stack.logit_kept, "tp"),
+    )
+
+
+def kept(saved: Iterable[Saved], recompute: str) -> tuple[Saved, ...]:
+    """What is left of it under a recompute mode.
+
+    Raises:
+        UsageError: a mode that does not exist.
+    """
+    dropped = {"none": (), "selective": ("core",), "full": ("core", "block")}
+    if recompute not in dropped:
+        raise UsageError(f"recompute={recompute}; it can be {', '.join(dropped)}")
+    return tuple(item for item in saved if item.part not in dropped[recompute])
+
+
+def bytes_per_token(saved: Iterable[Saved], layout: Layout) -> float:
+    """Bytes on one rank for each token of the micro-batch, as the layout cuts them."""
+    t = layout.tp
+    parts = {"tp": t, "sequence": t if layout.sp else 1, "whole": 1}
+    return sum(item.bytes / parts[item.cut] for item in saved)
+
+
+def _norm(
+    name: str,
+    shape: ModelShape,
+    element: int,
+    stack: Stack,
+    *,
+    width: int = 0,
+    part: Part = "block",
+) -> Iterator[Saved]:
+    """Its input, and one statistic per token: two of a layernorm, which also centres."""
+    h = width or shape.hidden
+    if shape.norm == "rmsnorm" and not stack.fused_norm:
+        element = max(element, FP32)
+        yield Saved(f"{name} result", h * element, "sequence")
+    yield Saved(f"{name} input", h * element, "sequence", part)
+    if stack.statistics:
+        count = 2 if shape.norm == "layernorm" else 1
+        yield Saved(f"{name} statistics", count * FP32, "sequence")
+
+
+def _mask(name: str, h: int, stack: Stack) -> Iterator[Saved]:
+    if stack.mask_bytes:
+        yield Saved(name, h * stack.mask_bytes, "sequence")
+
+
+def _attention(shape: ModelShape, seq: int, element: int, stack: Stack) -> Iterator[Saved]:
+    a, g, d = shape.heads, shape.kv_heads, shape.head_dim
+    yield Saved("attention input", shape.hidden * element, "sequence")
+    if stack.angles and shape.positions == "rope":
+        yield Saved("rotary angles", d * element, "whole")
+    yield Saved("query", a * d * element, "tp")
+    yield Saved("key and value", 2 * g * d * element, "tp")
+    yield from _core(shape, seq, element, stack)
+    yield Saved("attention result", a * d * element, "tp")
+
+
+def _core(shape: ModelShape, seq: int, element: int, stack: Stack) -> Iterator[Saved]:
+    """Softmax and what is dropped of it, or only its statistics."""
+    if not stack.fused_attention:
+        yield Saved("softmax", shape.heads * seq * element, "tp", "core")
+        if stack.mask_bytes:
+            scores = shape.heads * seq
+            yield Saved("softmax mask", scores * stack.mask_bytes, "tp", "core")
+            yield Saved("dropped softmax", scores * element, "tp", "core")
+    elif stack.statistics:
+        yield Saved("softmax statistics", shape.heads * FP32, "tp", "core")
+
+
+def _latent_attention(shape: ModelShape, seq: int, element: int, stack: Stack) -> Iterator[Saved]:
+    """DeepSeek-V2 (arXiv:2405.04434), section 2.1: compressed q and kv, with a norm on each."""
+    a, qk = shape.heads, shape.qk_nope + shape.qk_rope
+    yield Saved("attention input", shape.hidden * element, "sequence")
+    if shape.q_lora_rank:
+        yield from _norm("query norm", shape, element, stack, width=shape.q_lora_rank)
+        yield Saved("compressed query", shape.q_lora_rank * element, "sequence")
+    yield from _norm("key-value norm", shape, element, stack, width=shape.kv_lora_rank)
+    yield Saved("compressed key-value", shape.kv_lora_rank * element, "sequence")
+    yield Saved("query", a * qk * element, "tp")
+    yield Saved("key", a * qk * element, "tp")
+    yield Saved("value", a * shape.v_head * element, "tp")
+    yield from _core(shape, seq, element, stack)
+    yield Saved("attention result", a * shape.v_head * element, "tp")
+
+
+def _mlp(shape: ModelShape, element: int) -> Iterator[Saved]:
+    yield from _width("mlp", shape.ffn, shape, element, "tp")
+
+
+def _experts(shape: ModelShape, element: int) -> Iterator[Saved]:
+    """Router, dispatched tokens, experts of equal load, and the results that are weighed.
+
+    Each rank dispatches its own tokens K times and receives as many; an expert is whole on its
+    rank, so nothing here is cut over tp but the sequence.
+    """
+    K, f = shape.top_k, shape.moe_ffn or shape.ffn
+    yield Saved("router", 2 * shape.experts * FP32, "sequence")
+    yield Saved("dispatched tokens", K * shape.hidden * element, "sequence")
+    yield from _width("experts", K * f, shape, element, "sequence")
+    yield Saved("expert results", K * shape.hidden * element, "sequence")
+    if shape.shared_experts:
+        yield from _width("shared experts", shape.shared_experts * f, shape, element, "tp")
+
+
+def _width(name: str, f: int, shape: ModelShape, element: int, cut: Cut) -> Iterator[Saved]:
+    """Inputs of the activation function, and its result, which the next product reads."""
+    inputs = 2 if shape.activation == "swiglu" else 1
+    yield Saved(f"{name}: before activation", inputs * f * element, cut)
+    yield Saved(f"{name}: after activation", f * element, cut)

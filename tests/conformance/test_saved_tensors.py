@@ -1,0 +1,138 @@
+"""The trainer's blocks keep for backward exactly what the ledger says, to the byte.
+
+Autograd is asked which tensors it saves; storages are counted once, parameters not at all. The
+process group is torch's fake one, so that one process can be a rank of many.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from phalanx.core.layout import Layout
+from phalanx.core.model import ModelShape
+from phalanx.core.run import Recipe
+from phalanx.cost.saved import OURS_ON_CPU, Saved, block_saved, bytes_per_token, head_saved, kept
+from phalanx.train.comm import Group, Ledger
+from phalanx.train.model.batch import MicroBatch
+from phalanx.train.model.block import Block
+from phalanx.train.model.ends import Head
+from phalanx.train.parallel.tensor import TensorParallel
+from phalanx.train.parameters import declared_in
+
+SEQ = 32
+LLAMA = ModelShape(hidden=64, heads=8, kv_heads=4, ffn=192, vocab=96)
+GPT = ModelShape(
+    hidden=64,
+    heads=8,
+    vocab=96,
+    activation="gelu",
+    norm="layernorm",
+    positions="learned",
+    bias=True,
+)
+LAYOUTS = [
+    "mb=1",
+    "mb=3",
+    "mb=3 recompute=selective",
+    "tp=2 mb=3",
+    "tp=2 sp=off mb=3",
+    "tp=4 mb=2 recompute=selective",
+]
+
+
+@contextmanager
+def tensor_group(size: int) -> Iterator[Group]:
+    if size == 1:
+        yield Group("tensor", [0], None, Ledger())
+        return
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+    try:
+        yield Group("tensor", range(size), dist.group.WORLD, Ledger())
+    finally:
+        dist.destroy_process_group()
+
+
+def fill(module: nn.Module, tp: int, dtype: torch.dtype) -> None:
+    """Give a module the parameters of the first tensor-parallel rank."""
+    for declaration, owner, attribute in declared_in(module):
+        values = torch.full(declaration.box(tp, 0).sizes, 0.01, dtype=dtype)
+        setattr(owner, attribute, nn.Parameter(values))
+
+
+def measured(forward: Callable[[], Tensor], module: nn.Module) -> int:
+    """Bytes of all storages that autograd saves, parameters left out."""
+    parameters = {p.untyped_storage().data_ptr() for p in module.parameters()}
+    storages: dict[int, int] = {}
+    alive: list[Tensor] = []
+
+    def pack(x: Tensor) -> Tensor:
+        storage = x.untyped_storage()
+        if storage.data_ptr() not in parameters and x.is_floating_point():
+            storages[storage.data_ptr()] = storage.nbytes()
+            alive.append(x)
+        return x
+
+    with saved_tensors_hooks(pack, lambda x: x):
+        alive.append(forward())
+    return sum(storages.values())
+
+
+def micro_batch(mb: int) -> MicroBatch:
+    tokens = torch.zeros(SEQ, mb, dtype=torch.int64)
+    return MicroBatch(
+        tokens=tokens,
+        targets=tokens,
+        positions=torch.arange(SEQ).unsqueeze(1).expand(SEQ, mb),
+        documents=None,
+        samples=torch.arange(mb),
+        seq=SEQ,
+        step=0,
+    )
+
+
+def predicted(saved: tuple[Saved, ...], layout: Layout) -> float:
+    return SEQ * layout.mb * bytes_per_token(kept(saved, layout.recompute), layout)
+
+
+@pytest.mark.parametrize("line", LAYOUTS)
+@pytest.mark.parametrize("shape", [LLAMA, GPT], ids=["llama", "gpt"])
+def test_a_block_keeps_what_the_ledger_says(shape: ModelShape, line: str):
+    layout = Layout.parse(line)
+    with tensor_group(layout.tp) as group:
+        tp = TensorParallel(group, sequence=bool(layout.sp))
+        block = Block(0, shape, Recipe(), tp)
+        block.attention.recompute_core = layout.recompute == "selective"
+        fill(block, layout.tp, torch.float32)
+        x = torch.ones(SEQ // tp.sequence_parts, layout.mb, shape.hidden, requires_grad=True)
+        found = measured(lambda: block(x, micro_batch(layout.mb)), block)
+    ledger = block_saved(shape, 0, SEQ, 4, OURS_ON_CPU)
+    assert found == predicted(ledger, layout)
+
+
+def test_llama_blocks_in_bf16_on_a_cpu_keep_norms_in_fp32():
+    with tensor_group(1) as group:
+        block = Block(0, LLAMA, Recipe(), TensorParallel(group, sequence=False))
+        fill(block, 1, torch.bfloat16)
+        x = torch.ones(SEQ, 2, LLAMA.hidden, dtype=torch.bfloat16, requires_grad=True)
+        found = measured(lambda: block(x, micro_batch(2)), block)
+    ledger = block_saved(LLAMA, 0, SEQ, 2, OURS_ON_CPU)
+    assert found == predicted(ledger, Layout(mb=2))
+
+
+@pytest.mark.parametrize("line", ["mb=2", "tp=2 mb=2", "tp=4 sp=off mb=2"])
+def test_the_head_keeps_what_the_ledger_says(line: str):
+    layout = Layout.parse(line)
+    with tensor_group(layout.tp) as group:
+        tp = TensorParallel(group, sequence=bool(layout.sp))
+        head = Head(LLAMA, Recipe(), tp, tied=None)
+        fill(head, layout.tp, torch.float32)
+        x = torch.ones(SEQ // tp.sequence_parts, layout.mb, LLAMA.hidden, requires_grad=True)
+        found = measured(lambda: head(x, micro_batch(layout.mb)), head)
+    ledger = head_saved(LLAMA, 4, OURS_ON_CPU)
+    assert found == pytest.approx(predicted(ledger, layout), abs=64)
