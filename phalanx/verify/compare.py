@@ -1,6 +1,7 @@
 """What each rank saw, compared with the reference tensor by tensor."""
 
 import hashlib
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -40,25 +41,30 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far a tensor may be from the reference.
+    """How far a layout may be from the reference.
 
     Attributes:
-        relative: of ||x - ref|| / ||ref||.
-        element: of the largest element's difference, as a share of the tensor's largest.
-        floor: of the norms, as a share of the largest tensor's: some gradients are zero but for
-            rounding (softmax does not see a bias of all keys), and have no digits to compare.
+        scalar: |x - ref| / |ref| of the loss and of the gradient norm.
+        grad, weight: ||x - ref|| / ||ref|| of a tensor.
+        element: largest difference of an element, as a share of the tensor's largest element.
+        noise: a gradient below this share of the whole model's is rounding and nothing else. The
+            bias of the keys has such a one, since softmax does not see it. Under AdamW, which
+            divides by it, the weights of such a tensor may drift.
     """
 
-    relative: float
+    scalar: float
+    grad: float
+    weight: float
     element: float
-    floor: float
+    noise: float
 
 
 TOLERANCES = {
-    "fp64": Tolerance(1e-10, 1e-8, 1e-5),
-    "fp32": Tolerance(1e-5, 1e-3, 1e-2),
-    "bf16": Tolerance(5e-2, 2e-1, 1e-2),
+    "fp64": Tolerance(scalar=1e-10, grad=1e-10, weight=1e-10, element=1e-8, noise=1e-15),
+    "fp32": Tolerance(scalar=1e-5, grad=1e-5, weight=1e-5, element=1e-3, noise=1e-7),
+    "bf16": Tolerance(scalar=5e-3, grad=5e-2, weight=1e-2, element=2e-1, noise=1e-4),
 }
+_SMALLEST = 1e-300  # keeps a division by the norm of a tensor of zeros finite
 
 
 def see_gradients(
@@ -98,7 +104,7 @@ def _see(
     for dim, (offset, size) in enumerate(zip(box.offsets, box.sizes, strict=True)):
         whole = whole.narrow(dim, offset, size)
     theirs = whole.reshape(-1)[start:stop].to(mine.dtype).double()
-    difference = (mine.double() - theirs).abs()
+    difference = (mine.double() - theirs).abs().nan_to_num(nan=math.inf)
     return Seen(
         step=step,
         field=field,
@@ -109,6 +115,9 @@ def _see(
         size=stop - start,
         digest=hashlib.sha256(mine.clone().view(torch.uint8).numpy().tobytes()).hexdigest(),
     )
+
+
+_Places = dict[object, list[Seen]]  # of one tensor: by stretch, what each rank that holds it saw
 
 
 class Verdict(NamedTuple):
@@ -125,43 +134,80 @@ def judge(
 
     The stretches must cover each tensor exactly; of copies of a stretch the worst counts.
     """
-    by_tensor: dict[tuple[int, str], dict[object, list[Seen]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
+    by_tensor: dict[tuple[int, str], _Places] = defaultdict(lambda: defaultdict(list))
     for item in seen:
         if item.field == field:
             by_tensor[item.step, item.name][item.place].append(item)
+    relative = tolerance.grad if field == "grad" else tolerance.weight
+    scales = _gradient_scales if field == "grad" else _weight_scales
     worst, complaints = 0.0, []
-    for step, reference in enumerate(references):
-        tensors = reference.grads if field == "grad" else reference.weights
-        norms = {name: torch.linalg.vector_norm(t.double()).item() for name, t in tensors.items()}
-        floor = tolerance.floor * max(norms.values())
-        for name, tensor in tensors.items():
-            places, norm = by_tensor[step, name], max(norms[name], floor)
-            error, complaint = _judge_tensor(places, tensor, norm, tolerance)
+    for step, tensors in enumerate(scales(references, tolerance)):
+        for name, scale in tensors.items():
+            error, element, complaint = _errors(by_tensor[step, name], scale)
+            if not complaint and not error <= relative:
+                complaint = f"is off by {error:.1e} of its norm"
+            if not complaint and not element <= tolerance.element:
+                complaint = f"has an element off by {element:.1e} of its largest"
             worst = max(worst, error)
             if complaint:
                 complaints.append(f"step {step + 1}: {field} of {name} {complaint}")
     return Verdict(worst, complaints)
 
 
-def _judge_tensor(
-    places: dict[object, list[Seen]], reference: Tensor, norm: float, tolerance: Tolerance
-) -> tuple[float, str]:
+class _Scale(NamedTuple):
+    """What the differences of one tensor are divided by."""
+
+    size: int
+    norm: float
+    largest: float
+
+
+def _scale(x: Tensor, least: float) -> _Scale:
+    """The norm and the largest element of `x`, or those of a tensor of norm `least`."""
+    norm = float(torch.linalg.vector_norm(x.double()))
+    largest = float(x.abs().max())
+    return _Scale(x.numel(), max(norm, least), max(largest, least / math.sqrt(x.numel())))
+
+
+def _gradient_scales(
+    references: Iterable[ReferenceStep], tolerance: Tolerance
+) -> Iterator[dict[str, _Scale]]:
+    for reference in references:
+        least = max(tolerance.noise * reference.grad_norm / tolerance.grad, _SMALLEST)
+        yield {name: _scale(grad, least) for name, grad in reference.grads.items()}
+
+
+def _weight_scales(
+    references: Iterable[ReferenceStep], tolerance: Tolerance
+) -> Iterator[dict[str, _Scale]]:
+    """Elements count as at least as large as the model's: biases start at zero."""
+    drifts: set[str] = set()
+    for reference in references:
+        noise = tolerance.noise * reference.grad_norm
+        drifts |= {n for n, grad in reference.grads.items() if 0 < grad.double().norm() <= noise}
+        weights = reference.weights
+        typical = _root_mean_square(weights.values())
+        yield {
+            name: _scale(w, math.inf if name in drifts else typical * math.sqrt(w.numel()))
+            for name, w in weights.items()
+        }
+
+
+def _root_mean_square(tensors: Iterable[Tensor]) -> float:
+    squares = [(float(x.double().square().sum()), x.numel()) for x in tensors]
+    return math.sqrt(sum(s for s, _ in squares) / sum(n for _, n in squares))
+
+
+def _errors(places: _Places, scale: _Scale) -> tuple[float, float, str]:
+    """Relative error of the norm, of the worst element, and what is wrong beside the numbers."""
     covered = sum(copies[0].size for copies in places.values())
-    if covered != reference.numel():
-        return float("inf"), f"covers {covered} of {reference.numel()} elements"
+    if covered != scale.size:
+        return math.inf, math.inf, f"covers {covered} of {scale.size} elements"
     for copies in places.values():
         if copies[0].field == "weight" and len({copy.digest for copy in copies}) > 1:
-            return float("inf"), "differs between ranks that hold copies of it"
+            return math.inf, math.inf, "differs between ranks that hold copies of it"
     squares = sum(max(copy.squares for copy in copies) for copies in places.values())
     largest = max(copy.largest for copies in places.values() for copy in copies)
-    top = max(reference.abs().max().item(), norm / reference.numel() ** 0.5)
-    if not squares < float("inf"):
-        return float("inf"), "is not finite"
-    error = squares**0.5 / norm
-    if error > tolerance.relative:
-        return error, f"is off by {error:.1e} of its norm"
-    if largest > tolerance.element * top:
-        return error, f"has an element off by {largest / top:.1e} of its largest"
-    return error, ""
+    if not math.isfinite(squares):
+        return math.inf, math.inf, "is not finite"
+    return math.sqrt(squares) / scale.norm, largest / scale.largest, ""

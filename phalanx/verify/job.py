@@ -28,7 +28,7 @@ def run_job(
         return job(*arguments)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
-        "gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks, timeout=_TIMEOUT
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=_TIMEOUT
     )
     try:
         return job(*arguments)

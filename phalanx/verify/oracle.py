@@ -6,23 +6,28 @@ the same up to rounding, and every copy of a weight is the same bit for bit.
 
 import math
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from phalanx.core.layout import Layout
-from phalanx.core.model import ModelShape
-from phalanx.core.run import Recipe, Run
+from phalanx.core.run import Run
 from phalanx.core.traffic import Transfer
-from phalanx.data.synthetic import SyntheticStream
+from phalanx.cost.traffic import refuse_impossible
+from phalanx.data.synthetic import Masked, SyntheticStream
 from phalanx.train.mesh import GroupType, build_mesh
-from phalanx.train.step import build_engine, forward_backward, update
+from phalanx.train.step import Engine, build_engine, forward_backward, update
 from phalanx.verify.compare import TOLERANCES, Seen, judge, see_gradients, see_weights
 from phalanx.verify.pool import RankPool
 from phalanx.verify.reference import ReferenceStep, reference_steps
 
-Masked = Literal["none", "uneven", "holes"]
+Tables = Mapping[str, Mapping[str, Any]]
+Tamper = Callable[[Engine], None]
+
+MODEL = {"hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 128, "vocab": 96}
+RECIPE = {"seq": 32, "steps": 10, "warmup": 2, "clip": 0.5, "init_std": 0.1}
 
 
 @dataclass(frozen=True)
@@ -87,40 +92,83 @@ class RankReport(NamedTuple):
     traffic: list[Transfer]
 
 
-def default_case(layout: Layout, **overrides: object) -> Case:
+def default_case(layout: Layout, tables: Tables | None = None, **situation: Any) -> Case:
     """The oracle's usual model and batch under `layout`.
 
     A Llama of 4 layers, h=64, 4 heads over 2 kv heads, with at least 8 sequences of 32 tokens in
-    a batch, as many as the layout needs; fp64 unless the layout names a precision.
+    a batch, as many as the layout needs; fp64 unless the layout names a precision. Initial
+    weights are large enough for every part of the model to matter.
+
+    Args:
+        layout: how the steps are cut.
+        tables: keys of "model" and "recipe" that are to differ, as in a run file.
+        situation: `steps`, `masked` and `documents` of the case.
+
+    Raises:
+        UsageError: an unknown key, or a value of the wrong kind.
     """
     if layout.precision == "auto":
         layout = replace(layout, precision="fp64")
-    shape = ModelShape(
-        layers=max(4, layout.num_stages), hidden=64, heads=4, kv_heads=2, ffn=128, vocab=96
-    )
+    changes = tables or {}
+    model = {**MODEL, "layers": _layers(layout), **changes.get("model", {})}
+    recipe = {**RECIPE, "batch": _batch(layout), **changes.get("recipe", {})}
+    run = Run.from_tables({**changes, "model": model, "recipe": recipe})
+    return Case(replace(run, layout=layout), **situation)
+
+
+def _layers(layout: Layout) -> int:
+    return sum(layout.stages) or max(4, layout.num_stages)
+
+
+def _batch(layout: Layout) -> int:
+    """At least 8 sequences and 2 micro-batches; interleaving wants them in groups of pp."""
     multiple = layout.pp if layout.schedule == "interleaved" else 1
-    micro_batches = -(-max(2, -(-8 // (layout.dp * layout.mb))) // multiple) * multiple
-    recipe = Recipe(
-        seq=32, batch=layout.dp * layout.mb * micro_batches, steps=10, warmup=2, clip=0.5
-    )
-    return Case(Run(model=shape, layout=layout, recipe=recipe))
+    wanted = max(2, -(-8 // (layout.dp * layout.mb)))
+    return layout.dp * layout.mb * (-(-wanted // multiple) * multiple)
 
 
-def verify(pool: RankPool, case: Case, group_type: GroupType | None = None) -> Outcome:
+def verify(
+    pool: RankPool,
+    case: Case,
+    group_type: GroupType | None = None,
+    tamper: Tamper | None = None,
+) -> Outcome:
     """Ask the oracle.
 
     Args:
         pool: with at least as many ranks as the layout.
         case: the question.
         group_type: carries the messages; a mutated one tests the oracle itself.
+        tamper: called with every rank's engine before its first step; for the same purpose.
 
     Raises:
         RefusedError: the layout cannot run this model; the message says what can.
     """
+    refuse_impossible(case.run)
     began = time.perf_counter()
     (references,) = pool.run(1, reference_job, case)
-    reports = pool.run(case.run.layout.ranks, layout_job, case, references, group_type)
-    return _conclude(case, references, reports, time.perf_counter() - began)
+    return compare(pool, case, references, (group_type, tamper), began)
+
+
+def compare(
+    pool: RankPool,
+    case: Case,
+    references: list[ReferenceStep],
+    mutation: tuple[GroupType | None, Tamper | None] = (None, None),
+    began: float | None = None,
+) -> Outcome:
+    """Take the steps of the layout and compare them with those of a reference.
+
+    Args:
+        pool: with at least as many ranks as the layout.
+        case: the question.
+        references: the steps of one device.
+        mutation: what carries the messages, and what is done to every rank's engine.
+        began: when the clock of the outcome started, by `time.perf_counter`; None is now.
+    """
+    start = time.perf_counter() if began is None else began
+    reports = pool.run(case.run.layout.ranks, layout_job, case, references, *mutation)
+    return _conclude(case, references, reports, time.perf_counter() - start)
 
 
 def reference_job(case: Case) -> list[ReferenceStep]:
@@ -129,11 +177,16 @@ def reference_job(case: Case) -> list[ReferenceStep]:
 
 
 def layout_job(
-    case: Case, references: list[ReferenceStep], group_type: GroupType | None
+    case: Case,
+    references: list[ReferenceStep],
+    group_type: GroupType | None = None,
+    tamper: Tamper | None = None,
 ) -> RankReport:
     """On every rank: the steps of the layout, each compared at once."""
     mesh = build_mesh(case.run.layout, torch.device("cpu"), group_type)
     engine = build_engine(case.run, mesh)
+    if tamper is not None:
+        tamper(engine)
     stream = case.stream()
     losses, norms, seen = [], [], list[Seen]()
     for step, reference in enumerate(references):
@@ -157,7 +210,7 @@ def _conclude(
         ("grad_norm", [r.norms for r in reports], [r.grad_norm for r in references]),
     ):
         errors[name] = _worst(ours, theirs)
-        if not errors[name] <= tolerance.relative:
+        if not errors[name] <= tolerance.scalar:
             complaints.append(f"{name} is off by {errors[name]:.1e}")
         if any(values != ours[0] for values in ours):
             complaints.append(f"{name} differs between ranks")

@@ -1,6 +1,7 @@
 """Rank processes that are started once and run many small jobs, since importing torch is slow."""
 
 import multiprocessing
+import signal
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -11,7 +12,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from phalanx.core.errors import PhalanxError
-
 
 Job = Callable[..., Any]
 
@@ -90,7 +90,7 @@ class RankPool:
     def _receive(self, rank: int) -> Any:
         try:
             result, error = self._workers[rank][1].recv()
-        except EOFError:
+        except (EOFError, OSError):
             result, error = None, RankFailedError(f"rank {rank} died")
         if error is not None:
             self._abandon()
@@ -107,15 +107,16 @@ class RankPool:
 
 
 def _serve(pipe: Connection) -> None:
-    """Run jobs until the pipe closes."""
-
+    """Run jobs until the pipe closes; Ctrl-C in a terminal is for the process that asked."""
     from phalanx.verify.job import run_job
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
         try:
             job, arguments, rank, ranks, store = pipe.recv()
-        except (EOFError, KeyboardInterrupt):
+        except (EOFError, OSError):
             return
+        reply: tuple[Any, PhalanxError | None]
         try:
             reply = run_job(job, arguments, rank, ranks, store), None
         except PhalanxError as error:

@@ -133,10 +133,8 @@ class _Model:
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         wide = x if x.dtype == torch.float64 else x.float()
-        if self.shape.norm == "layernorm":
-            centred = wide - wide.mean(-1, keepdim=True)
-        else:
-            centred = wide
+        mean = wide.mean(-1, keepdim=True) if self.shape.norm == "layernorm" else 0.0
+        centred = wide - mean
         scaled = centred * (centred.square().mean(-1, keepdim=True) + self.shape.norm_eps).rsqrt()
         y = scaled * self.w[f"{name}.weight"]
         return (y + self.w.get(f"{name}.bias", torch.zeros(()))).to(x.dtype)
@@ -180,7 +178,7 @@ class _Model:
 
 
 def _may_look(batch: Batch) -> Tensor:
-    """bool [b, s, s]: back, and within one's own document."""
+    """Mask [b, s, s]: back, and within one's own document."""
     b, s = batch.tokens.shape
     causal = torch.ones(s, s, dtype=torch.bool).tril().expand(b, s, s)
     if batch.documents is None:
