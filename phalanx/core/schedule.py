@@ -54,6 +54,8 @@ class Schedule:
         v: stages per rank.
         rows: one ordered row of actions per rank.
         ranks: the rank that holds each of the p v stages, in stage order.
+        copies: how often the stages hold the whole model, one copy behind the other; each copy
+            works on an equal run of the micro-batches.
     """
 
     name: str
@@ -62,11 +64,22 @@ class Schedule:
     v: int
     rows: tuple[Row, ...]
     ranks: tuple[int, ...]
+    copies: int = 1
 
     @property
     def num_stages(self) -> int:
-        """Slices of layers, p v."""
+        """Slices of layers, p v, counted in every copy of the model."""
         return len(self.ranks)
+
+    @property
+    def depth(self) -> int:
+        """Stages that one micro-batch passes."""
+        return self.num_stages // self.copies
+
+    def microbatches_of(self, stage: int) -> range:
+        """The micro-batches that pass `stage`: all of them, unless the model is there twice."""
+        copy, share = stage // self.depth, self.m // self.copies
+        return range(copy * share, (copy + 1) * share)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages that `rank` holds, ascending."""

@@ -40,39 +40,45 @@ def check(schedule: Schedule, *, trains: bool = True) -> None:
         ScheduleError: the message names the ranks and the actions at fault.
     """
     schedule = without_messages(schedule)
-    progress: dict[tuple[int, int], Progress] = {}
+    progress = {
+        (stage, i): Progress.NOTHING
+        for stage in range(schedule.num_stages)
+        for i in schedule.microbatches_of(stage)
+    }
     for rank, row in enumerate(schedule.rows):
         for action in row:
-            _require_held(action, rank, schedule)
-            _advance(action, rank, progress)
+            _advance(action, rank, schedule, progress)
     _require_complete(schedule, progress, trains)
     play(schedule)
 
 
-def _require_held(action: Action, rank: int, schedule: Schedule) -> None:
-    if not 0 <= action.stage < schedule.num_stages or not 0 <= action.microbatch < schedule.m:
-        raise ScheduleError(
-            f"rank {rank} does {action}; stages go from 0 to {schedule.num_stages - 1} "
-            f"and micro-batches from 0 to {schedule.m - 1}"
-        )
-    holder = schedule.ranks[action.stage]
+def _advance(
+    action: Action, rank: int, schedule: Schedule, progress: dict[tuple[int, int], Progress]
+) -> None:
+    stage, kind, i = action
+    found = progress.get((stage, i))
+    if found is None:
+        raise ScheduleError(f"rank {rank} does {action}; {_existing(stage, schedule)}")
+    holder = schedule.ranks[stage]
     if holder != rank:
         raise ScheduleError(
-            f"rank {rank} does {action}, but rank {holder} holds stage {action.stage}; "
+            f"rank {rank} does {action}, but rank {holder} holds stage {stage}; "
             f"move it to rank {holder}"
         )
-
-
-def _advance(action: Action, rank: int, progress: dict[tuple[int, int], Progress]) -> None:
-    key = action.stage, action.microbatch
-    found = progress.get(key, Progress.NOTHING)
-    needed, left = STEPS[action.kind]
+    needed, left = STEPS[kind]
     if found is not needed:
         raise ScheduleError(
-            f"rank {rank} does {action} {found.value} on stage {action.stage}; "
+            f"rank {rank} does {action} {found.value} on stage {stage}; "
             f"it belongs there once, {needed.value}"
         )
-    progress[key] = left
+    progress[stage, i] = left
+
+
+def _existing(stage: int, schedule: Schedule) -> str:
+    if not 0 <= stage < schedule.num_stages:
+        return f"stages go from 0 to {schedule.num_stages - 1}"
+    mine = schedule.microbatches_of(stage)
+    return f"the micro-batches of stage {stage} go from {mine.start} to {mine.stop - 1}"
 
 
 def _require_complete(
@@ -80,18 +86,17 @@ def _require_complete(
 ) -> None:
     end = Progress.ALL if trains else Progress.FORWARD
     missing = {Progress.NOTHING: Kind.FORWARD, Progress.INPUT_GRAD: Kind.WEIGHT_GRAD}
-    for stage, rank in enumerate(schedule.ranks):
-        for i in range(schedule.m):
-            found = progress.get((stage, i), Progress.NOTHING)
-            if found is end:
-                continue
-            if not trains and found is not Progress.NOTHING:
-                raise ScheduleError(
-                    f"rank {rank} goes backward through stage {stage} with micro-batch {i}; "
-                    "an evaluation has forwards only"
-                )
-            action = Action(stage, missing.get(found, Kind.BACKWARD), i)
+    for (stage, i), found in progress.items():
+        if found is end:
+            continue
+        rank = schedule.ranks[stage]
+        if not trains and found is not Progress.NOTHING:
             raise ScheduleError(
-                f"rank {rank} never does {action}; every stage needs F, then B (or I and W), "
-                "of every micro-batch"
+                f"rank {rank} goes backward through stage {stage} with micro-batch {i}; "
+                "an evaluation has forwards only"
             )
+        action = Action(stage, missing.get(found, Kind.BACKWARD), i)
+        raise ScheduleError(
+            f"rank {rank} never does {action}; every stage needs F, then B (or I and W), "
+            "of every micro-batch"
+        )

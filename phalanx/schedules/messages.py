@@ -57,5 +57,8 @@ def without_messages(schedule: Schedule) -> Schedule:
 
 
 def _crosses(stage: int, other: int, schedule: Schedule) -> bool:
+    """Whether two stages exchange tensors over the network: neighbours, on different ranks."""
     ranks = schedule.ranks
-    return 0 <= other < len(ranks) and ranks[other] != ranks[stage]
+    if not 0 <= other < len(ranks) or ranks[other] == ranks[stage]:
+        return False
+    return schedule.copies == 1 or stage // schedule.depth == other // schedule.depth

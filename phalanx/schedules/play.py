@@ -83,9 +83,9 @@ class _Play:
         schedule, seconds, starts = self.schedule, self.seconds, self.starts[rank]
         made, waiting = self.made, self.waiting
         away = [0.0 if holder == rank else self.hop for holder in schedule.ranks]
-        outputs, now = schedule.num_stages * schedule.m, 0.0
+        size, now = (schedule.num_stages, schedule.depth, schedule.m), 0.0
         for action in schedule.rows[rank]:
-            inputs, output = _tensors(action, schedule.m, outputs)
+            inputs, output = _tensors(action, *size)
             for stage, tensor in inputs:
                 if tensor not in made:
                     yield tensor
@@ -99,15 +99,15 @@ class _Play:
 
 
 def _tensors(
-    action: Action, m: int, outputs: int
+    action: Action, num_stages: int, depth: int, m: int
 ) -> tuple[tuple[tuple[int, int], ...], int | None]:
     """What an action needs, as (stage that makes it, tensor), and which tensor it makes."""
     stage, kind, i = action
     output = stage * m + i
     if kind is FORWARD:
-        return ((stage - 1, output - m),) if stage > 0 else (), output
-    gradient = output + outputs
+        return ((stage - 1, output - m),) if stage % depth else (), output
+    gradient = output + num_stages * m
     if kind is WEIGHT_GRAD:
         return ((stage, gradient),), None
     own, behind = (stage, output), (stage + 1, gradient + m)
-    return (own, behind) if gradient + m < 2 * outputs else (own,), gradient
+    return (own, behind) if (stage + 1) % depth else (own,), gradient

@@ -101,8 +101,15 @@ def test_an_evaluation_has_no_backwards():
         check(build("1f1b", 2, 2), trains=False)
 
 
-@pytest.mark.parametrize("action", [Action(2, Kind.FORWARD, 0), Action(0, Kind.FORWARD, 5)])
-def test_a_stage_or_micro_batch_that_does_not_exist_is_caught(action):
+@pytest.mark.parametrize(
+    ("action", "works"),
+    [
+        (Action(2, Kind.FORWARD, 0), "stages go from 0 to 1"),
+        (Action(-1, Kind.FORWARD, 0), "stages go from 0 to 1"),
+        (Action(0, Kind.FORWARD, 5), "micro-batches of stage 0 go from 0 to 4"),
+    ],
+)
+def test_a_stage_or_micro_batch_that_does_not_exist_is_caught(action, works):
     schedule = build("1f1b", 2, 5)
-    with pytest.raises(ScheduleError, match="stages go from 0 to 1 and micro-batches from 0 to 4"):
+    with pytest.raises(ScheduleError, match=works):
         check(with_row(schedule, 0, (action, *schedule.rows[0])))
