@@ -48,7 +48,7 @@ def load_run(
     cut = _layout_words(tables.pop("layout", {})) if "layout" in tables else None
     changes: Tables = {"layout": {}}
     for text in sets:
-        section, key, value = _assignment(text)
+        section, key, value = assignment(text)
         _table(changes if section == "layout" else tables, section)[key] = value
     run = _without_layout(tables)
     if ranks is not None and ranks < 1:
@@ -115,7 +115,7 @@ def _resolved(table: Any) -> Any:
     return {**known, **table, "name": "custom" if name.endswith(".toml") else shape.name}
 
 
-def _assignment(text: str) -> tuple[str, str, Any]:
+def assignment(text: str) -> tuple[str, str, Any]:
     """Read `section.key=value`."""
     name, equals, value = text.partition("=")
     section, dot, key = name.strip().partition(".")
