@@ -41,6 +41,7 @@ class Recipe:
         checkpoint_every: steps between checkpoints; 0 saves only at the end.
         evaluate_every: steps between validations; 0 validates only at the end.
         evaluate_batches: batches per validation; 0 never validates.
+        sample_tokens: length of the text that the model writes at the end; 0 writes none.
     """
 
     seq: int = 256
@@ -65,12 +66,15 @@ class Recipe:
     checkpoint_every: int = 0
     evaluate_every: int = 0
     evaluate_batches: int = 4
+    sample_tokens: int = 160
 
     def __post_init__(self) -> None:
         """Reject values outside their domain."""
         for key in ("seq", "batch", "steps"):
             _at_least(f"recipe.{key}", getattr(self, key), 1)
-        for key in ("stop_at", "warmup", "checkpoint_every", "evaluate_every", "evaluate_batches"):
+        for key in ("stop_at", "warmup", "checkpoint_every", "evaluate_every"):
+            _at_least(f"recipe.{key}", getattr(self, key), 0)
+        for key in ("evaluate_batches", "sample_tokens"):
             _at_least(f"recipe.{key}", getattr(self, key), 0)
         for key in ("learning_rate", "weight_decay", "clip", "eps", "init_std"):
             _at_least(f"recipe.{key}", getattr(self, key), 0.0)

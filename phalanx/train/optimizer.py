@@ -69,7 +69,8 @@ class Optimizer:
         """Set the state of one unit, as `moments` gave it after `updates` updates."""
         for owner, start, stop, part in self._parts:
             if owner is unit and moments:
-                state: dict[str, Tensor] = {"step": torch.tensor(float(self.updates))}
+                steps = torch.tensor(float(self.updates), device=part.device)
+                state = {"step": steps}
                 state |= {name: moments[name][start:stop].clone() for name in MOMENTS}
                 self._torch.state[part] = state
 

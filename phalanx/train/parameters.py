@@ -112,7 +112,8 @@ def initial_values(declaration: Declaration, box: Box, recipe: "Initial") -> Ten
     if declaration.start == "residual":
         std /= math.sqrt(2 * recipe.layers)
     uniform = uniform_values(f"{recipe.seed}/{declaration.name}", declaration.shape, box)
-    return (torch.special.ndtri(uniform) * std).float()
+    normal: Tensor = torch.special.ndtri(uniform)
+    return (normal * std).float()
 
 
 class Initial(NamedTuple):

@@ -30,7 +30,6 @@ from phalanx.train.worker import Worker
 INTERRUPTED = 75
 _TRACED = range(2, 5)  # steps of a session that the timeline shows: warm, and early
 _MOST_SKIPPED = 10
-_SAMPLE_TOKENS = 160
 
 
 @dataclass(frozen=True)
@@ -328,10 +327,11 @@ def _kept(session: Session) -> tuple[str, ...]:
 
 def _sample(session: Session) -> str:
     """A little text, where tokens are bytes."""
-    if session.corpus.bytes_per_token != 1.0:
+    count = session.run.recipe.sample_tokens
+    if session.corpus.bytes_per_token != 1.0 or not count:
         return ""
     prompt = b"def "
-    tokens = generate(session.engine, list(prompt), _SAMPLE_TOKENS)
+    tokens = generate(session.engine, list(prompt), count)
     return (prompt + bytes(t for t in tokens if 0 < t < 256)).decode(errors="replace")
 
 

@@ -1,0 +1,90 @@
+"""What every axis says it sends is what a real step sends: kind, axis, bytes, count."""
+
+from dataclasses import replace
+
+import pytest
+
+from phalanx.core.layout import Layout
+from phalanx.core.model import ModelShape
+from phalanx.core.traffic import Transfer
+from phalanx.cost.traffic import transfers
+from phalanx.verify.oracle import Case, default_case, layout_job, reference_job
+from phalanx.verify.pool import RankPool
+
+LLAMA = ModelShape(layers=4, hidden=32, heads=4, kv_heads=2, ffn=70, vocab=97)
+TIED = replace(LLAMA, tied=True)
+GPT = ModelShape(
+    layers=4,
+    hidden=32,
+    heads=4,
+    vocab=96,
+    tied=True,
+    norm="layernorm",
+    activation="gelu",
+    positions="learned",
+    max_positions=64,
+    bias=True,
+)
+SMALL = {"llama": LLAMA, "tied": TIED, "gpt": GPT}
+
+CASES = [
+    ("llama", "dp=2 zero=0"),
+    ("llama", "dp=2 zero=1 mb=2"),
+    ("tied", "dp=2 zero=2"),
+    ("tied", "dp=2 zero=3"),
+    ("gpt", "dp=3 zero=3"),
+    ("gpt", "dp=4 shard=2 zero=1"),
+    ("llama", "dp=4 shard=2 zero=3"),
+    ("llama", "dp=2 shard=1 zero=3"),
+    ("llama", "tp=2"),
+    ("gpt", "tp=2 sp=off"),
+    ("gpt", "tp=2 recompute=full"),
+    ("llama", "tp=2 recompute=selective"),
+    ("llama", "pp=2 schedule=gpipe"),
+    ("tied", "pp=4"),
+    ("tied", "pp=2 v=2 schedule=interleaved"),
+    ("gpt", "dp=2 pp=2 tp=2 zero=2"),
+    ("tied", "dp=2 pp=2 tp=2 zero=3 recompute=full"),
+    ("llama", "pp=2 tp=2 precision=bf16"),
+]
+
+
+def seen_and_planned(ranks: RankPool, case: Case) -> list[tuple[list[Transfer], list[Transfer]]]:
+    """For every rank: what its ledger holds after a step, and what the axes said before."""
+    layout = case.run.layout
+    (references,) = ranks.run(1, reference_job, case)
+    reports = ranks.run(layout.ranks, layout_job, case, references, None)
+    planned = [transfers(case.run, layout.coordinates(rank)) for rank in range(layout.ranks)]
+    return [(report.traffic, plan) for report, plan in zip(reports, planned, strict=True)]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("family", "line"), CASES)
+def test_every_message_is_predicted_to_the_byte(ranks: RankPool, family: str, line: str) -> None:
+    case = default_case(Layout.parse(line))
+    case = replace(case, run=replace(case.run, model=SMALL[family]), steps=1)
+    for seen, planned in seen_and_planned(ranks, case):
+        assert seen == planned
+
+
+@pytest.mark.ranks
+def test_a_sequence_that_tp_does_not_divide_is_counted_with_its_padding(ranks: RankPool) -> None:
+    case = default_case(Layout.parse("tp=2 pp=2"))
+    recipe = replace(case.run.recipe, seq=33)
+    case = replace(case, run=replace(case.run, recipe=recipe), steps=1)
+    for seen, planned in seen_and_planned(ranks, case):
+        assert seen == planned
+
+
+@pytest.mark.ranks
+def test_recompute_repeats_the_last_sum_of_a_block_only_under_dropout(ranks: RankPool) -> None:
+    case = default_case(Layout.parse("tp=2 recompute=full"))
+    recipe = replace(case.run.recipe, dropout=0.1)
+    case = replace(case, run=replace(case.run, recipe=recipe), steps=1)
+    for seen, planned in seen_and_planned(ranks, case):
+        assert seen == planned
+
+
+def test_a_rank_alone_sends_nothing() -> None:
+    case = default_case(Layout())
+    assert transfers(case.run, case.run.layout.coordinates(0)) == []

@@ -1,0 +1,165 @@
+"""A run stops and goes on as if it had never stopped, under its own layout and under others."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from trainer_jobs import reshard_job, small_run, train_job
+
+from phalanx.core.errors import UsageError
+from phalanx.core.layout import Layout
+from phalanx.core.run import Run
+from phalanx.train.checkpoint import newest
+from phalanx.verify.pool import RankPool
+
+pytestmark = pytest.mark.ranks
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "book.txt"
+    path.write_text("In the beginning was the word, and the word was a byte.\n" * 60)
+    return path
+
+
+def tensors(directory: Path) -> dict[tuple[str, str], torch.Tensor]:
+    """Every tensor of the newest checkpoint of a run, whole."""
+    checkpoint = newest(directory, pytest.fail)
+    assert checkpoint is not None
+    with checkpoint:
+        return {
+            (name, field): checkpoint.tensor(name, field)
+            for name in checkpoint.names()
+            for field in checkpoint.fields(name)
+        }
+
+
+def equal(a: dict[tuple[str, str], torch.Tensor], b: dict[tuple[str, str], torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def under(run: Run, line: str, **recipe: int) -> Run:
+    return replace(run, layout=Layout.parse(line), recipe=replace(run.recipe, **recipe))
+
+
+@pytest.mark.parametrize(
+    "line", ["dp=1", "dp=2 pp=2 zero=3", "pp=2 tp=2", "dp=4 shard=2 zero=2", "dp=2 precision=bf16"]
+)
+def test_half_a_run_and_the_other_half_are_the_whole_run_bit_for_bit(
+    ranks: RankPool, tmp_path: Path, text: Path, line: str
+) -> None:
+    run = under(small_run(text), line)
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    whole.mkdir(), halves.mkdir()
+    once = ranks.run(run.layout.ranks, train_job, run, whole)[0]
+    first = ranks.run(run.layout.ranks, train_job, under(run, line, stop_at=4), halves)[0]
+    second = ranks.run(run.layout.ranks, train_job, run, halves, "auto")[0]
+    assert first.losses + second.losses == once.losses
+    assert equal(tensors(whole / "checkpoints"), tensors(halves / "checkpoints"))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("dp=2 pp=2 zero=3", "tp=2"),
+        ("pp=2 tp=2", "dp=4 zero=1"),
+        ("dp=1", "pp=4"),
+        ("dp=4 shard=2 zero=3", "dp=2 tp=2 zero=2"),
+    ],
+)
+def test_every_tensor_is_the_same_bits_under_another_layout(
+    ranks: RankPool, tmp_path: Path, text: Path, before: str, after: str
+) -> None:
+    run = under(small_run(text), before, stop_at=3)
+    ranks.run(run.layout.ranks, train_job, run, tmp_path)
+    source, again = tmp_path / "checkpoints", tmp_path / "again"
+    other = under(run, f"{after} precision=fp32")
+    ranks.run(other.layout.ranks, reshard_job, other, source / "step-00000003", again)
+    assert equal(tensors(source), tensors(again))
+
+
+def test_the_next_loss_is_the_same_under_another_layout(
+    ranks: RankPool, tmp_path: Path, text: Path
+) -> None:
+    run = under(small_run(text), "dp=2 precision=fp64", stop_at=3)
+    ranks.run(2, train_job, run, tmp_path)
+    source = tmp_path / "checkpoints" / "step-00000003"
+    losses = [
+        ranks.run(Layout.parse(line).ranks, reshard_job, under(run, line), source, tmp_path / name)[
+            0
+        ]
+        for name, line in (("a", "dp=1 precision=fp64"), ("b", "pp=2 tp=2 precision=fp64"))
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+
+
+def test_a_run_goes_on_with_another_number_of_ranks_and_sees_the_same_samples(
+    ranks: RankPool, tmp_path: Path, text: Path
+) -> None:
+    run = small_run(text)
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.mkdir(), cut.mkdir()
+    once = ranks.run(1, train_job, under(run, "dp=1 precision=fp64"), whole)[0]
+    losses = []
+    for line, stop in (("dp=4", 2), ("dp=2 mb=2", 5), ("dp=4 zero=3", 8)):
+        part = under(run, f"{line} precision=fp64", stop_at=stop)
+        losses += ranks.run(part.layout.ranks, train_job, part, cut, "auto")[0].losses
+    assert losses == pytest.approx(once.losses, rel=1e-10)
+
+
+def test_a_request_to_stop_saves_and_says_that_the_run_can_go_on(
+    ranks: RankPool, tmp_path: Path, text: Path
+) -> None:
+    run = under(small_run(text), "dp=2 pp=2")
+    stopped = ranks.run(4, train_job, run, tmp_path, None, 2)  # heard when step 3 ends
+    assert [rank.code for rank in stopped] == [75, 75, 75, 75]
+    assert stopped[0].summary is not None
+    assert stopped[0].summary.interrupted
+    assert (tmp_path / "checkpoints" / "step-00000003" / "manifest.json").exists()
+    rest = ranks.run(4, train_job, run, tmp_path, "auto")[0]
+    assert rest.code == 0
+    assert len(rest.losses) == run.recipe.steps - 3
+
+
+def test_resuming_skips_a_damaged_checkpoint_and_says_so(
+    ranks: RankPool, tmp_path: Path, text: Path
+) -> None:
+    run = under(small_run(text), "dp=2", checkpoint_every=2, stop_at=4)
+    ranks.run(2, train_job, run, tmp_path)
+    shard = tmp_path / "checkpoints" / "step-00000004" / "rank-00001.safetensors"
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    resumed = ranks.run(2, train_job, run, tmp_path, "auto")[0]
+    assert len(resumed.losses) == 2
+    assert any("damaged" in event for event in resumed.events)
+    assert (tmp_path / "checkpoints" / "corrupt-step-00000004").exists()
+
+
+def test_resuming_with_another_batch_is_refused(
+    ranks: RankPool, tmp_path: Path, text: Path
+) -> None:
+    run = under(small_run(text), "dp=1", stop_at=2)
+    ranks.run(1, train_job, run, tmp_path)
+    with pytest.raises(UsageError, match=r"recipe\.batch=8"):
+        ranks.run(1, train_job, under(run, "dp=1", batch=4, stop_at=4), tmp_path, "auto")
+
+
+def test_a_run_directory_holds_what_scripts_rely_on(
+    ranks: RankPool, tmp_path: Path, text: Path
+) -> None:
+    run = under(small_run(text), "pp=2", sample_tokens=8)
+    summary = ranks.run(2, train_job, run, tmp_path)[0].summary
+    assert summary is not None
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 9))
+    assert {"loss", "grad_norm", "lr", "tokens", "seconds", "mfu", "hfu"} <= lines[0].keys()
+    trace = json.loads((tmp_path / "timeline.json").read_text())
+    named = {event["name"] for event in trace["traceEvents"]}
+    assert {"0F0", "0B0", "1F7", "1B7"} <= named
+    assert summary.last_loss < summary.first_loss
+    assert json.loads((tmp_path / "summary.json").read_text())["last_step"] == 8
+    assert summary.sample.startswith("def ")
+    assert sum(summary.time_split.values()) == pytest.approx(summary.seconds, rel=0.05)
