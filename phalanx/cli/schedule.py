@@ -18,7 +18,7 @@ from phalanx.cli import schedule_picture as picture
 from phalanx.core.errors import UsageError, unknown
 from phalanx.core.schedule import Kind, Schedule
 from phalanx.core.timeline import Timeline
-from phalanx.plan.simulate import Occupancy, occupancy, peak_in_flight, simulate
+from phalanx.plan.simulate import idle_within, occupancy, peak_in_flight, simulate
 from phalanx.schedules.build import NAMES, build
 from phalanx.schedules.check import check
 from phalanx.schedules.check_lowered import check_lowered
@@ -40,7 +40,7 @@ def arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("-p", type=int, help="pipeline ranks (default 4)")
     parser.add_argument("-m", type=int, help="micro-batches in a step (default 8)")
-    parser.add_argument("-v", type=int, help="stages per rank (default 2 if interleaved, else 1)")
+    parser.add_argument("-v", type=int, help="stages per rank, where there is a choice (default 2)")
     parser.add_argument(
         "--cost",
         default="",
@@ -72,8 +72,7 @@ def run(args: Namespace) -> int:
 def _schedule(args: Namespace) -> Schedule:
     name = args.schedule
     if not name.endswith(".csv"):
-        v = 2 if name == "interleaved" else 1
-        return build(name, _or(args.p, 4), _or(args.m, 8), _or(args.v, v))
+        return build(name, _or(args.p, 4), _or(args.m, 8), args.v)
     path = Path(name)
     try:
         schedule = from_csv(path.read_text(encoding="utf-8"), path.stem)
@@ -91,7 +90,7 @@ def _prove(schedule: Schedule) -> int:
     kinds = {action.kind for row in schedule.rows for action in row}
     trains = not {Kind.BACKWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD}.isdisjoint(kinds)
     check(schedule, trains=trains)
-    if without_messages(schedule) == schedule:
+    if without_messages(schedule) is schedule:
         schedule = add_transfers(schedule)
     check_lowered(schedule, trains=trains)
     return sum(action.kind in SENDS for row in schedule.rows for action in row)
@@ -144,10 +143,12 @@ def _show(schedule: Schedule, timeline: Timeline, messages: int) -> None:
         for line in picture.coloured(schedule, timeline, columns):
             console.print(line, soft_wrap=True)
         console.print(Text(" " * picture.MARGIN) + picture.coloured_legend(schedule))
-    print(_summary(schedule, occupancy(timeline), messages))
+    print(_summary(schedule, timeline, messages))
 
 
-def _summary(schedule: Schedule, found: Occupancy, messages: int) -> str:
+def _summary(schedule: Schedule, timeline: Timeline, messages: int) -> str:
+    found = occupancy(timeline)
+    waits = " ".join(f"{round(seconds, 9):g}" for seconds in idle_within(timeline))
     held = " ".join(str(n) for n in peak_in_flight(schedule))
     unit = (
         "micro-batches" if schedule.v == 1 else f"micro-batches x stages, v={schedule.v} to a rank"
@@ -156,6 +157,7 @@ def _summary(schedule: Schedule, found: Occupancy, messages: int) -> str:
         f"makespan        {found.makespan:g} (ideal {found.ideal:g})\n"
         f"bubble          {found.bubble_over_ideal:.1%} of the ideal time, "
         f"{found.idle_fraction:.1%} of all time\n"
+        f"idle inside     {waits} between the first and the last action of each rank\n"
         f"peak in flight  {held} {unit}\n"
         f"checked         complete, in order, without deadlock; {messages} messages meet in order"
     )

@@ -63,6 +63,24 @@ def occupancy(timeline: Timeline) -> Occupancy:
     return Occupancy(makespan, ideal, (makespan - ideal) / ideal, (makespan - ideal) / makespan)
 
 
+def idle_within(timeline: Timeline) -> tuple[float, ...]:
+    """Seconds that each rank idles between its own first and last computing span.
+
+    The greatest is the bubble of the zero-bubble papers (Qi et al. 2024, arXiv:2401.10241,
+    section 2.3): a rank that starts late and ends as much later has lost nothing.
+    """
+    ranks: dict[int, list[Span]] = {}
+    for span in timeline.spans:
+        if span.category == "compute":
+            ranks.setdefault(span.rank, []).append(span)
+    return tuple(_idle(ranks[rank]) for rank in sorted(ranks))
+
+
+def _idle(spans: Sequence[Span]) -> float:
+    lasted = max(span.end for span in spans) - min(span.start for span in spans)
+    return lasted - math.fsum(span.seconds for span in spans)
+
+
 def peak_in_flight(schedule: Schedule) -> tuple[int, ...]:
     """The most micro-batches whose activations each rank holds at once, counted per stage.
 

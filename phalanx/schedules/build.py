@@ -1,36 +1,62 @@
 """The schedules by name: the one door through which the planner and the trainer get theirs."""
 
+from collections.abc import Callable
+
 from phalanx.core.errors import RefusedError, UsageError, unknown
 from phalanx.core.schedule import Schedule
 from phalanx.schedules.check_lowered import check_lowered
+from phalanx.schedules.dualpipe import dualpipe, dualpipev
 from phalanx.schedules.forward_only import forward_only as forward_rows
 from phalanx.schedules.gpipe import gpipe
 from phalanx.schedules.interleaved import interleaved
 from phalanx.schedules.lower import add_reductions, add_transfers
 from phalanx.schedules.one_f_one_b import one_f_one_b
+from phalanx.schedules.pipedream import pipedream
+from phalanx.schedules.zero_bubble import zb_h1, zb_h2, zb_v
 
-NAMES = ("gpipe", "1f1b", "interleaved")
+# The schedules of a fixed number of stages per rank; `interleaved` is the one that leaves it open.
+ONE_STAGE: dict[str, Callable[[int, int], Schedule]] = {
+    "gpipe": gpipe,
+    "1f1b": one_f_one_b,
+    "zb-h1": zb_h1,
+    "zb-h2": zb_h2,
+    "pipedream": pipedream,
+}
+TWO_STAGES: dict[str, Callable[[int, int], Schedule]] = {
+    "zb-v": zb_v,
+    "dualpipe": dualpipe,
+    "dualpipev": dualpipev,
+}
+# All that can be drawn and priced; `core.layout.SCHEDULES` are those that the trainer obeys.
+NAMES = (*ONE_STAGE, "interleaved", *TWO_STAGES)
 
 
-def build(name: str, p: int, m: int, v: int = 1) -> Schedule:
-    """Build the schedule `name` for `m` micro-batches over `p` ranks with `v` chunks each.
+def build(name: str, p: int, m: int, v: int | None = None) -> Schedule:
+    """Build the schedule `name` for `m` micro-batches over `p` ranks with `v` stages each.
+
+    Args:
+        name: one of `NAMES`.
+        p: pipeline ranks.
+        m: micro-batches per step.
+        v: stages per rank; None means as few as the schedule can have.
 
     Raises:
         UsageError: nobody knows the name, or a size is below 1.
         RefusedError: the schedule cannot be had in these sizes.
     """
+    if name not in NAMES:
+        raise unknown("schedule", name, NAMES)
+    least = 1 if name in ONE_STAGE else 2
+    v = least if v is None else v
     _require_positive(p, m, v)
-    match name:
-        case "gpipe":
-            _require_one_chunk(name, v)
-            return gpipe(p, m)
-        case "1f1b":
-            _require_one_chunk(name, v)
-            return one_f_one_b(p, m)
-        case "interleaved":
-            return interleaved(p, m, v)
-        case _:
-            raise unknown("schedule", name, NAMES)
+    if name == "interleaved":
+        return interleaved(p, m, v)
+    if v != least:
+        raise RefusedError(
+            f"{name} has {least} stage{'s' * (least > 1)} per rank, not v={v}; "
+            f"v can be {least}, or use schedule interleaved"
+        )
+    return (ONE_STAGE | TWO_STAGES)[name](p, m)
 
 
 def forward_only(p: int, m: int, v: int = 1) -> Schedule:
@@ -77,10 +103,3 @@ def _require_positive(p: int, m: int, v: int) -> None:
     for name, size in (("p", p), ("m", m), ("v", v)):
         if size < 1:
             raise UsageError(f"{name}={size}; a schedule needs {name} of at least 1")
-
-
-def _require_one_chunk(name: str, v: int) -> None:
-    if v != 1:
-        raise RefusedError(
-            f"{name} holds one stage per rank, not v={v}; v can be 1, or use schedule interleaved"
-        )

@@ -29,7 +29,7 @@ def add_transfers(schedule: Schedule) -> Schedule:
     Raises:
         ScheduleError: the rows have been lowered already, or cannot be played.
     """
-    if without_messages(schedule) != schedule:
+    if without_messages(schedule) is not schedule:
         raise ScheduleError("these rows have messages or reductions already; lower them only once")
     rows: list[list[Action]] = [[] for _ in schedule.rows]
     for rank, action in _by_completion(schedule):

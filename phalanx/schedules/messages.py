@@ -51,7 +51,9 @@ def peer(message: Action, schedule: Schedule) -> int:
 
 
 def without_messages(schedule: Schedule) -> Schedule:
-    """Only what is computed: the rows before any pass."""
+    """Only what is computed: the rows before any pass; `schedule` itself where that is all."""
+    if all(kind.computes for row in schedule.rows for kind in {a.kind for a in row}):
+        return schedule
     rows = tuple(tuple(a for a in row if a.kind.computes) for row in schedule.rows)
     return replace(schedule, rows=rows)
 

@@ -7,6 +7,7 @@ skipped. Such files can be drawn by hand, or exchanged with torch.
 import csv
 import io
 import re
+from dataclasses import replace
 
 from phalanx.core.errors import ScheduleError, UsageError
 from phalanx.core.schedule import Action, Kind, Row, Schedule
@@ -63,7 +64,20 @@ def from_csv(text: str, name: str) -> Schedule:
     if len(ranks) % p:
         raise ScheduleError(f"{name} cuts {len(ranks)} stages over {p} ranks; {p} must divide them")
     m = 1 + max(action.microbatch for row in rows for action in row)
-    return Schedule(name, p, m, len(ranks) // p, rows, ranks)
+    schedule = Schedule(name, p, m, len(ranks) // p, rows, ranks)
+    twice = replace(schedule, copies=2)
+    return twice if _works_apart(twice) else schedule
+
+
+def _works_apart(schedule: Schedule) -> bool:
+    """Whether the stages fall into copies of the model with micro-batches of their own."""
+    if schedule.num_stages % schedule.copies or schedule.m % schedule.copies:
+        return False
+    found: dict[int, set[int]] = {}
+    for row in schedule.rows:
+        for action in row:
+            found.setdefault(action.stage, set()).add(action.microbatch)
+    return all(mine == set(schedule.microbatches_of(stage)) for stage, mine in found.items())
 
 
 def _placement(rows: tuple[Row, ...]) -> tuple[int, ...]:

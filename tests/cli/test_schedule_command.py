@@ -37,6 +37,7 @@ def test_without_a_terminal_it_draws_in_letters_and_sums_up(phalanx):
         "         F forward   B backward   . idle",
         "makespan        18 (ideal 12)",
         "bubble          50.0% of the ideal time, 33.3% of all time",
+        "idle inside     6 3 0 between the first and the last action of each rank",
         "peak in flight  3 2 1 micro-batches",
         "checked         complete, in order, without deadlock; 16 messages meet in order",
     ]
@@ -128,7 +129,7 @@ def test_a_picture_never_grows_wider_than_the_screen(p, m, columns, f):
     [
         (["1fib"], 2, "unknown schedule '1fib'; did you mean 1f1b?"),
         (["1f1b", "-p", "0"], 2, "p=0; a schedule needs p of at least 1"),
-        (["1f1b", "-v", "2"], 3, "1f1b holds one stage per rank, not v=2"),
+        (["1f1b", "-v", "2"], 3, "1f1b has 1 stage per rank, not v=2"),
         (["interleaved", "-m", "6"], 3, "m can be 4 or 8"),
         (["1f1b", "--cost", "F=fast"], 2, "cannot read 'F=fast' as a cost; write F=1.5"),
         (["1f1b", "--cost", "G=1"], 2, "unknown kind of action 'G'; known: B, F, I, W"),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from phalanx.core.errors import ScheduleError, UsageError
 from phalanx.core.schedule import Kind
 from phalanx.core.timeline import Span, Timeline
-from phalanx.plan.simulate import occupancy, peak_in_flight, simulate
+from phalanx.plan.simulate import idle_within, occupancy, peak_in_flight, simulate
 from phalanx.schedules.build import build, forward_only, lowered
 from phalanx.schedules.text import from_csv
 
@@ -32,6 +32,57 @@ def test_v_chunks_divide_the_bubble_by_v(p, rounds, v, f, b):
     found = occupancy(simulate(schedule, {Kind.FORWARD: f, Kind.BACKWARD: b}))
     assert found.bubble_over_ideal == pytest.approx((p - 1) / (v * m))
     assert found.idle_fraction == pytest.approx((p - 1) / (v * m + p - 1))
+
+
+def cheap_weight_gradients(f: float, i: float, w: float) -> dict[Kind, float]:
+    """Costs for which the handcrafted schedules are exact: W <= F and W <= I."""
+    return {Kind.FORWARD: f, Kind.INPUT_GRAD: i, Kind.WEIGHT_GRAD: min(w, f, i)}
+
+
+@given(p=ranks, extra=st.integers(0, 12), costs=st.builds(cheap_weight_gradients, *[seconds] * 3))
+def test_zb_h1_leaves_the_bubble_of_its_paper(p, extra, costs):
+    # Qi et al. 2024 (arXiv:2401.10241), table 1: (p - 1)(T_F + T_B - T_W), peak p M_B.
+    schedule = build("zb-h1", p, p + extra)
+    f, i, w = costs.values()
+    assert max(idle_within(simulate(schedule, costs))) == pytest.approx((p - 1) * (f + i - w))
+    assert peak_in_flight(schedule) == (p,) * p
+
+
+@given(p=ranks, extra=st.integers(0, 12), costs=st.builds(cheap_weight_gradients, *[seconds] * 3))
+def test_zb_h2_leaves_the_bubble_of_its_paper(p, extra, costs):
+    # Ibid.: (p - 1)(T_F + T_B - 2 T_W), peak (2 p - 1) M_B.
+    schedule = build("zb-h2", p, 2 * p - 1 + extra)
+    f, i, w = costs.values()
+    bubble = max(idle_within(simulate(schedule, costs)))
+    assert bubble == pytest.approx((p - 1) * (f + i - 2 * w), abs=1e-9)
+    assert peak_in_flight(schedule) == (2 * p - 1,) * p
+
+
+@given(p=ranks, extra=st.integers(0, 12))
+def test_zb_v_has_no_bubble_in_the_memory_of_1f1b(p, extra):
+    # Ibid., section 6: zero bubble if T_F = T_B = T_W; 2 p half-sized chunks are p M_B.
+    schedule = build("zb-v", p, 2 * p + extra)
+    assert idle_within(simulate(schedule)) == (0,) * p
+    assert peak_in_flight(schedule) == (2 * p,) * p
+
+
+@given(half=st.integers(1, 4), extra=st.integers(0, 6), costs=st.tuples(*[st.floats(0, 1)] * 3))
+def test_dualpipe_idles_for_f_and_i_without_w_on_every_rank_before_the_middle(half, extra, costs):
+    # W <= I <= F <= B = I + W, made from three shares.
+    i = 1 + costs[0]
+    w = i * (0.5 + costs[1] / 2)
+    f = i + w * costs[2]
+    schedule = build("dualpipe", 2 * half, 4 * half + 2 * extra)
+    priced = {Kind.FORWARD: f, Kind.INPUT_GRAD: i, Kind.WEIGHT_GRAD: w}
+    bubble = max(idle_within(simulate(schedule, priced)))
+    assert bubble == pytest.approx((half - 1) * (f + i - w), abs=1e-9)
+    # DeepSeek-V3 (arXiv:2412.19437), table 2: PP + 1 micro-batches.
+    assert peak_in_flight(schedule) == (2 * half + 1,) * (2 * half)
+
+
+@given(p=ranks, m=micro_batches)
+def test_1f1b_idles_for_a_forward_and_a_backward_per_rank_behind(p, m):
+    assert idle_within(simulate(build("1f1b", p, m))) == tuple(3 * (p - 1 - r) for r in range(p))
 
 
 @given(p=ranks, m=micro_batches)

@@ -5,13 +5,17 @@ from hypothesis import strategies as st
 from phalanx.core.errors import RefusedError, UsageError
 from phalanx.core.layout import SCHEDULES
 from phalanx.core.schedule import Kind
-from phalanx.schedules.build import build, forward_only, lowered, lowered_forward_only
+from phalanx.schedules.build import NAMES, build, forward_only, lowered, lowered_forward_only
 from phalanx.schedules.check_lowered import check_lowered
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_every_schedule_that_a_layout_can_name_is_built_under_that_name(name):
-    schedule = build(name, 2, 4, 2 if name == "interleaved" else 1)
+def test_every_schedule_that_a_layout_can_name_is_known():
+    assert set(SCHEDULES) <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_schedule_is_built_under_its_own_name(name):
+    schedule = build(name, 2, 4)
     assert (schedule.name, schedule.p, schedule.m) == (name, 2, 4)
 
 
@@ -28,10 +32,11 @@ def test_sizes_below_one_are_wrong_usage(p, m, v):
         forward_only(p, m, v)
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
-def test_chunks_are_for_interleaved_only(name):
-    with pytest.raises(RefusedError, match="v=2; v can be 1, or use schedule interleaved"):
-        build(name, 2, 4, 2)
+@pytest.mark.parametrize(("name", "v"), [("gpipe", 1), ("1f1b", 1), ("zb-h2", 1), ("zb-v", 2)])
+def test_only_interleaved_lets_the_number_of_stages_be_chosen(name, v):
+    assert build(name, 2, 4) == build(name, 2, 4, v)
+    with pytest.raises(RefusedError, match=f"not v=3; v can be {v}, or use schedule interleaved"):
+        build(name, 2, 4, 3)
 
 
 @given(p=st.integers(1, 5), m=st.integers(1, 9), v=st.integers(1, 3), every=st.booleans())

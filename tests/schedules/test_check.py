@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 import pytest
-from drawn_sizes import schedules
+from drawn_sizes import WHOLE_BACKWARDS, schedules
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +22,7 @@ def test_what_the_generators_write_is_accepted(schedule):
     check(schedule)
 
 
-@given(schedule=schedules(), data=st.data())
+@given(schedule=schedules(WHOLE_BACKWARDS), data=st.data())
 def test_a_missing_action_is_caught_by_name(schedule, data):
     rank = data.draw(st.integers(0, schedule.p - 1))
     place = data.draw(st.integers(0, len(schedule.rows[rank]) - 1))
@@ -45,7 +45,7 @@ def test_a_duplicated_action_is_caught_by_name(schedule, data):
         check(with_row(schedule, rank, (*row[:place], action, *row[place:])))
 
 
-@given(schedule=schedules(), data=st.data())
+@given(schedule=schedules(WHOLE_BACKWARDS), data=st.data())
 def test_a_backward_before_its_own_forward_is_caught(schedule, data):
     rank = data.draw(st.integers(0, schedule.p - 1))
     forward = data.draw(st.sampled_from([a for a in schedule.rows[rank] if a.kind is Kind.FORWARD]))
@@ -63,6 +63,15 @@ def test_a_reversed_row_is_caught(schedule, data):
     rank = data.draw(st.integers(0, schedule.p - 1))
     with pytest.raises(ScheduleError, match=f"rank {rank} does"):
         check(with_row(schedule, rank, schedule.rows[rank][::-1]))
+
+
+@given(schedule=schedules(), data=st.data())
+def test_any_missing_action_is_caught(schedule, data):
+    rank = data.draw(st.integers(0, schedule.p - 1))
+    place = data.draw(st.integers(0, len(schedule.rows[rank]) - 1))
+    row = schedule.rows[rank]
+    with pytest.raises(ScheduleError, match=f"rank {rank} (never )?does {row[place].stage}[BIW]"):
+        check(with_row(schedule, rank, row[:place] + row[place + 1 :]))
 
 
 @given(p=st.integers(2, 5), m=st.integers(1, 6), data=st.data())

@@ -98,7 +98,8 @@ def test_reductions_announce_the_last_or_every_backward_of_each_stage(schedule, 
     check_lowered(lowered)
     for rank, row in enumerate(lowered.rows):
         for stage in schedule.stages_of(rank):
-            backwards = [a for a in row if a.stage == stage and a.kind is Kind.BACKWARD]
+            ends = (Kind.BACKWARD, Kind.WEIGHT_GRAD)
+            backwards = [a for a in row if a.stage == stage and a.kind in ends]
             announced = [
                 row[n + 1] for n, a in enumerate(row) if (a.stage, a.kind) == (stage, Kind.REDUCE)
             ]

@@ -22,27 +22,36 @@ def _at(schedule: Schedule, starts: list[list[float]]) -> dict[Action, float]:
     }
 
 
-@given(schedule=schedules(), f=seconds, b=seconds, hop=seconds)
+def _inputs(action: Action, schedule: Schedule) -> list[Action]:
+    """Everything that could make what `action` waits for, written down from the definition."""
+    stage, kind, i = action
+    first, last = stage % schedule.depth == 0, (stage + 1) % schedule.depth == 0
+    match kind:
+        case Kind.FORWARD:
+            return [] if first else [Action(stage - 1, kind, i)]
+        case Kind.WEIGHT_GRAD:
+            return [Action(stage, Kind.INPUT_GRAD, i)]
+        case _:
+            later = [Action(stage + 1, k, i) for k in (Kind.BACKWARD, Kind.INPUT_GRAD)]
+            return [Action(stage, Kind.FORWARD, i), *([] if last else later)]
+
+
+@given(schedule=schedules(), f=seconds, b=seconds, w=seconds, hop=seconds)
 def test_an_action_starts_exactly_when_its_rank_is_free_and_its_inputs_are_there(
-    schedule, f, b, hop
+    schedule, f, b, w, hop
 ):
-    cost = {Kind.FORWARD: f, Kind.BACKWARD: b}
-    starts = play(schedule, cost, hop)
-    at = _at(schedule, starts)
-    last = schedule.num_stages - 1
+    cost = {Kind.FORWARD: f, Kind.BACKWARD: b + w, Kind.INPUT_GRAD: b, Kind.WEIGHT_GRAD: w}
+    at = _at(schedule, play(schedule, cost, hop))
     for rank, row in enumerate(schedule.rows):
         free = 0.0
         for action in row:
-            stage, kind, i = action
             ready = [free]
-            if kind is Kind.FORWARD and stage > 0:
-                delay = hop if schedule.ranks[stage - 1] != rank else 0
-                ready.append(at[Action(stage - 1, kind, i)] + f + delay)
-            if kind is Kind.BACKWARD and stage < last:
-                delay = hop if schedule.ranks[stage + 1] != rank else 0
-                ready.append(at[Action(stage + 1, kind, i)] + b + delay)
+            for made in _inputs(action, schedule):
+                if made in at:
+                    away = hop if schedule.ranks[made.stage] != rank else 0.0
+                    ready.append(at[made] + cost[made.kind] + away)
             assert at[action] == max(ready)
-            free = at[action] + cost[kind]
+            free = at[action] + cost[action.kind]
 
 
 def test_costs_can_differ_between_stages():
