@@ -8,23 +8,23 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import IO, Any, TextIO, cast
+from typing import IO, TextIO, cast
 
-from rich.console import Console, Group
+from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from phalanx.cli.stream import LossyStream
 from phalanx.cli.summary import show_info, show_summary
-from phalanx.core.units import show_count, show_rate
+from phalanx.core.units import show_bytes, show_count, show_rate
 from phalanx.train.report import Reporter, RunInfo, Silent, StepMetrics, Summary
 
 PLAIN_LINES = 20  # in a whole run, when nobody sits at a terminal
 REFRESH_SECONDS = 0.1
-BAR_CELLS = 16
+MOST_BAR_CELLS = 24
+LEAST_BAR_CELLS = 8
 PLAIN_WIDTH = 100
 
 
@@ -100,7 +100,7 @@ class LiveReporter:
         if metrics.step < metrics.steps and now - self._drawn_at < REFRESH_SECONDS:
             return
         self._drawn_at = now
-        self._live.update(_live_line(metrics, self._console.width), refresh=True)
+        self._live.update(live_line(metrics, self._console.width), refresh=True)
 
     def on_validation(self, step: int, loss: float) -> None:
         """Let the loss on held-out text scroll by."""
@@ -130,10 +130,10 @@ def describe_step(metrics: StepMetrics) -> list[str]:
         f"step {metrics.step:>{len(str(metrics.steps))}}/{metrics.steps}",
         f"loss {metrics.loss:.4f}",
         f"{show_count(metrics.tokens_per_second)} tok/s",
-        *_utilisation(metrics),
-        f"mem {metrics.peak_bytes / 2**30:.2f} GiB",
-        f"wait {waiting:.0%}",
+        _utilisation(metrics),
         f"left {clock(metrics.seconds_left)}",
+        f"{show_bytes(metrics.peak_bytes, binary=True)}",
+        f"data wait {waiting:.0%}",
         f"norm {metrics.grad_norm:.3g}",
         f"lr {metrics.learning_rate:.2e}",
     ]
@@ -147,18 +147,22 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def _utilisation(metrics: StepMetrics) -> list[str]:
+def _utilisation(metrics: StepMetrics) -> str:
     if metrics.mfu is None or metrics.hfu is None:
-        return [show_rate(metrics.flops_per_second)]
-    return [f"MFU {metrics.mfu:.1%}", f"HFU {metrics.hfu:.1%}"]
+        return show_rate(metrics.flops_per_second)
+    return f"MFU {metrics.mfu:.1%} HFU {metrics.hfu:.1%}"
 
 
-def _live_line(metrics: StepMetrics, width: int) -> Any:
-    """A bar, and as many pieces as fit beside it."""
-    row = Table.grid(padding=(0, 1))
-    bar = ProgressBar(total=metrics.steps, completed=metrics.step, width=BAR_CELLS)
-    row.add_row(bar, fit(describe_step(metrics), width - BAR_CELLS - 2))
-    return Group(Padding(row, 0))
+def live_line(metrics: StepMetrics, width: int) -> RenderableType:
+    """As many pieces as fit, and a bar if there is room left."""
+    text = fit(describe_step(metrics), width)
+    cells = min(MOST_BAR_CELLS, width - len(text) - 1)
+    if cells < LEAST_BAR_CELLS:
+        return text
+    row = Table.grid(padding=(0, 1, 0, 0))
+    bar = ProgressBar(total=metrics.steps, completed=metrics.step, width=cells)
+    row.add_row(bar, text)
+    return row
 
 
 def fit(pieces: Sequence[str], width: int) -> Text:
@@ -166,7 +170,7 @@ def fit(pieces: Sequence[str], width: int) -> Text:
     line = Text(no_wrap=True, overflow="crop")
     for piece in pieces:
         gap = "  " if line else ""
-        if len(line) + len(gap) + len(piece) > width and line:
+        if line and len(line) + len(gap) + len(piece) > width:
             break
         line.append(gap).append(piece, style="bold" if piece.startswith("loss") else "")
     return line

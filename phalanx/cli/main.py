@@ -7,7 +7,6 @@ A command is a module of this package with two functions, imported only when it 
 """
 
 import importlib
-import json
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from phalanx import __version__
-from phalanx.cli.stream import lose
+from phalanx.cli.stream import lose, report_error
 from phalanx.core.errors import PhalanxError, UsageError, unknown
 
 COMMANDS = {
@@ -23,6 +22,8 @@ COMMANDS = {
     "verify": "prove that a layout takes the same steps as one device",
     "convert": "write a trained model as Hugging Face Transformers reads it",
     "schedule": "draw and check a pipeline schedule",
+    "models": "list the models of the catalog, or show one",
+    "clusters": "list the accelerators and clusters of the catalog, or show one",
 }
 
 EXIT_CODES = """\
@@ -50,20 +51,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except PhalanxError as error:
-        return _fail(str(error), error.exit_code, as_json)
+        return report_error(str(error), error.exit_code, as_json)
     except KeyboardInterrupt:
-        return _fail("interrupted", INTERRUPTED_BY_USER, as_json)
+        return report_error("interrupted", INTERRUPTED_BY_USER, as_json)
     except BrokenPipeError:  # whoever read our output has seen enough
         lose(sys.stdout)
         return 0
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in TRAINING_PACKAGES:
             raise
-        return _fail(f"this needs {error.name}: pip install 'phalanx[train]'", 1, as_json)
+        return report_error(f"this needs {error.name}: pip install 'phalanx[train]'", 1, as_json)
     except OSError as error:
         if error.filename is None:
             raise
-        return _fail(f"{error.filename}: {error.strerror}", 1, as_json)
+        return report_error(f"{error.filename}: {error.strerror}", 1, as_json)
 
 
 def _dispatch(words: list[str]) -> int:
@@ -115,11 +116,3 @@ def _overview() -> str:
             EXIT_CODES,
         ]
     )
-
-
-def _fail(message: str, code: int, as_json: bool) -> int:
-    """Say what went wrong on stderr; with --json, stdout still gets its one document."""
-    print(f"error: {message}", file=sys.stderr)
-    if as_json:
-        print(json.dumps({"schema": 1, "error": message, "exit_code": code}))
-    return code

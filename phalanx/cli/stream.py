@@ -1,5 +1,6 @@
 """The streams that people read, made safe to write to when nobody reads them any more."""
 
+import json
 import os
 import sys
 from contextlib import suppress
@@ -52,9 +53,22 @@ def lose(stream: TextIO) -> None:
         os.close(nowhere)
 
 
-def show_cursor() -> None:
-    """Bring back the cursor that a live line had hidden, if its process could not."""
+def report_error(message: str, code: int, as_json: bool) -> int:
+    """Say on stderr what went wrong; with --json, stdout still gets its one document.
+
+    Returns:
+        The exit code.
+    """
+    print(f"error: {message}", file=sys.stderr)
+    if as_json:
+        print(json.dumps({"schema": 1, "error": message, "exit_code": code}))
+    return code
+
+
+def restore_terminal() -> None:
+    """Clear the live line and bring back the cursor, if the process that hid it could not."""
     for stream in (sys.stdout, sys.stderr):
         if stream.isatty():
-            stream.write("\x1b[?25h")
+            stream.write("\r\x1b[2K\x1b[?25h")
             stream.flush()
+            return

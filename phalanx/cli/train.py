@@ -11,17 +11,19 @@ command runs under torchrun, on any number of machines that share a file system.
 
 import json
 import os
+import signal
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from phalanx.cli.console import Screen, open_console
 from phalanx.cli.runfile import load_run
-from phalanx.cli.stream import show_cursor
+from phalanx.cli.stream import report_error, restore_terminal
 from phalanx.cli.trial import describe_run, refuse_untrainable, show_run
 from phalanx.core.errors import UsageError
 from phalanx.core.run import Run
@@ -78,12 +80,13 @@ def run(args: Namespace) -> int:
         return _dry_run(args, origin)
     require_torch()
     try:
-        return _train_here(args, origin)
-    except KeyboardInterrupt:
-        print("interrupted before the first step; nothing was written", file=sys.stderr)
-        return INTERRUPTED
+        with _stopping():
+            return _train_here(args, origin)
+    except _StopError:
+        message = "interrupted before the first step; nothing was written"
+        return report_error(message, INTERRUPTED, args.json)
     finally:
-        show_cursor()
+        restore_terminal()
 
 
 @dataclass(frozen=True)
@@ -239,6 +242,30 @@ def _directory(origin: _Origin, run: Run) -> Iterator[RunDirectory]:
 
 def _screen(args: Namespace) -> Screen:
     return Screen(quiet=args.quiet, errors=args.json)
+
+
+class _StopError(BaseException):
+    """Asked to stop while nothing is trained yet, so that there is nothing to save."""
+
+
+@contextmanager
+def _stopping() -> Iterator[None]:
+    """Clean up at any signal that ends the command, until the ranks are watched over.
+
+    Not KeyboardInterrupt: Python remembers one that passed through `exec`, as in the dataclasses
+    of a library, and then ends by SIGINT whatever the exit code was to be.
+    """
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        raise _StopError
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _print_summary(args: Namespace, directory: RunDirectory) -> None:
