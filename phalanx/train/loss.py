@@ -81,6 +81,6 @@ class _ParallelCrossEntropy(torch.autograd.Function):
         softmax, column, mine, valid = cast(tuple[Tensor, ...], ctx.saved_tensors)
         part = cast(Slice, ctx.part)
         grad = softmax - part.smoothing / part.vocab if part.smoothing else softmax.clone()
-        hit = (mine * (part.smoothing - 1)).to(grad.dtype).unsqueeze(-1)
+        hit = (mine.to(grad.dtype) * (part.smoothing - 1)).unsqueeze(-1)
         grad.scatter_add_(-1, column, hit)
         return grad.mul_((grads[0] * valid).unsqueeze(-1)), None, None

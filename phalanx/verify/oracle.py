@@ -15,8 +15,9 @@ import torch
 from phalanx.core.layout import Layout
 from phalanx.core.run import Run
 from phalanx.core.traffic import Transfer
-from phalanx.cost.traffic import refuse_impossible
+from phalanx.data.batches import Stream
 from phalanx.data.synthetic import Masked, SyntheticStream
+from phalanx.train.limits import refuse_untrainable
 from phalanx.train.mesh import GroupType, build_mesh
 from phalanx.train.step import Engine, build_engine, forward_backward, update
 from phalanx.verify.compare import TOLERANCES, Seen, judge, see_gradients, see_weights
@@ -46,7 +47,7 @@ class Case:
     masked: Masked = "uneven"
     documents: bool = False
 
-    def stream(self) -> SyntheticStream:
+    def stream(self) -> Stream:
         """The batches that both sides see."""
         recipe = self.run.recipe
         return SyntheticStream(
@@ -144,7 +145,7 @@ def verify(
     Raises:
         RefusedError: the layout cannot run this model; the message says what can.
     """
-    refuse_impossible(case.run)
+    refuse_untrainable(case.run)
     began = time.perf_counter()
     (references,) = pool.run(1, reference_job, case)
     return compare(pool, case, references, (group_type, tamper), began)

@@ -15,6 +15,10 @@ from phalanx.core.errors import PhalanxError
 
 Job = Callable[..., Any]
 
+# What every rank needs, imported once in the process that all are forked from. The first
+# optimizer step imports the last one, which takes seconds.
+_PRELOADED = ("phalanx.verify.oracle", "phalanx.verify.job", "torch._dynamo")
+
 
 class RankFailedError(PhalanxError):
     """A rank raised something that is not for the user; the text carries its traceback."""
@@ -30,7 +34,7 @@ class RankPool:
     def __init__(self, size: int) -> None:
         self.size = size
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([__name__, "phalanx.verify.job"])
+        self._context.set_forkserver_preload([__name__, *_PRELOADED])
         self._workers: list[tuple[BaseProcess, Connection]] = []
         self._scratch = tempfile.TemporaryDirectory(prefix="phalanx-ranks-")
         self._jobs = 0
@@ -50,12 +54,16 @@ class RankPool:
         """Stop all processes."""
         for process, pipe in self._workers:
             pipe.close()
-            process.terminate()
+            process.kill()
         for process, _ in self._workers:
             process.join()
             process.close()
         self._workers.clear()
         self._scratch.cleanup()
+
+    def start(self, ranks: int) -> None:
+        """Start processes now, so that the first job need not wait for them."""
+        self.run(ranks, _nothing)
 
     def run(self, ranks: int, job: Job, *arguments: Any) -> list[Any]:
         """Run `job(*arguments)` on ranks 0 to `ranks` - 1, and return what each returns.
@@ -104,6 +112,10 @@ class RankPool:
             process.kill()
             process.join()
         self._workers.clear()
+
+
+def _nothing() -> None:
+    """A job that only shows that its rank is there."""
 
 
 def _serve(pipe: Connection) -> None:

@@ -23,6 +23,11 @@ def refuse(run: Run) -> None:
             f"schedule={layout.schedule} has one stage per rank, not v={layout.v}; "
             "use schedule=interleaved, or v=1"
         )
+    if layout.schedule == "interleaved" and min(layout.pp, layout.v) == 1:
+        raise RefusedError(
+            f"pp={layout.pp} v={layout.v} has nothing to interleave; use pp and v of at least 2, "
+            "or schedule=1f1b with v=1"
+        )
     if layout.schedule == "interleaved" and m % layout.pp:
         unit = layout.dp * layout.mb
         batches = [unit * layout.pp * i for i in range(1, 5)]
@@ -30,8 +35,6 @@ def refuse(run: Run) -> None:
             f"schedule=interleaved needs micro-batches in groups of pp={layout.pp}, and there are "
             f"{m}; recipe.batch can be {shorten([*batches, batches[-1] + batches[0]], 4)}"
         )
-    if layout.pp == 1 and layout.v > 1:
-        raise RefusedError(f"v={layout.v} chunks need a pipeline; use pp > 1, or v=1")
 
 
 def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:

@@ -1,0 +1,283 @@
+"""Prove that a layout takes the same steps as one device: loss, gradients, norm and weights.
+
+phalanx verify                                        a covering set of layouts: about a minute
+phalanx verify --layout "dp=2 pp=2 tp=2 zero=3"       this one
+phalanx verify --layout tp=2 --set model.vocab=97 --documents
+phalanx verify --sample 100 --max-ranks 8 --seed 7    layouts drawn at random
+"""
+
+import json
+import math
+import secrets
+import shlex
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
+
+from phalanx.cli.console import open_console
+from phalanx.cli.runfile import assignment
+from phalanx.core.errors import RefusedError, UsageError, unknown
+
+if TYPE_CHECKING:
+    from phalanx.verify.cases import Question, Table
+    from phalanx.verify.oracle import Case, Outcome
+    from phalanx.verify.pool import RankPool
+
+SCHEMA = 1
+DIFFERENT = 4
+COMPLAINTS = 5  # shown of one layout; a wrong gradient soon makes everything wrong
+SECTIONS = ("layout", "model", "recipe")
+MASKS = ("none", "uneven", "holes")
+COLUMNS = ("loss", "grad", "grad_norm", "weight")
+
+
+def arguments(parser: ArgumentParser) -> None:
+    """Declare what the command takes."""
+    add = parser.add_argument
+    add(
+        "--layout",
+        dest="layouts",
+        action="append",
+        default=[],
+        metavar="LAYOUT",
+        help="a layout to verify, in one line; may be repeated",
+    )
+    add("--sample", type=int, metavar="K", help="verify K layouts and models drawn at random")
+    add("--max-ranks", type=int, default=8, metavar="R", help="the largest layout (default 8)")
+    add("--seed", type=int, help="of the sample; printed where it is not given")
+    add(
+        "--set",
+        dest="sets",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="a value of the model, recipe or layout, over everything else; may be repeated",
+    )
+    add("--steps", type=int, default=3, metavar="N", help="optimizer steps to compare (default 3)")
+    add(
+        "--masked",
+        choices=MASKS,
+        help="targets that do not count: none; unevenly many per sequence, the default; or holes, "
+        "and all of half the sequences",
+    )
+    add("--documents", action="store_true", help="pack several documents into each sequence")
+    add("--json", action="store_true", help="print one JSON document")
+
+
+def run(args: Namespace) -> int:
+    """Ask the oracle about every layout; say what differs."""
+    _require_sensible(args)
+    from phalanx.verify.pool import RankPool
+
+    if args.sample and args.seed is None:
+        args.seed = secrets.randbelow(1_000_000)
+    asked = [(question, question.case(args.steps)) for question in _questions(args)]
+    _refuse(args, asked)
+    screen = _Screen(open_console(sys.stderr if args.json else sys.stdout))
+    screen.start(_what(args, len(asked)))
+    outcomes = []
+    ranks = max(case.run.layout.ranks for _, case in asked)
+    with RankPool(ranks) as pool:
+        with screen.working(f"starting {ranks} ranks"):
+            pool.start(ranks)
+        for i, (question, case) in enumerate(asked, 1):
+            with screen.working(f"{i}/{len(asked)}  {_name(question, case)}"):
+                outcome = _ask(pool, case)
+            screen.show(question, outcome)
+            outcomes.append(outcome)
+    passed = all(outcome.passed for outcome in outcomes)
+    screen.end(outcomes)
+    if args.json:
+        print(json.dumps(_document(args, [question for question, _ in asked], outcomes)))
+    return 0 if passed else DIFFERENT
+
+
+def _require_sensible(args: Namespace) -> None:
+    if args.layouts and args.sample is not None:
+        raise UsageError("--layout and --sample are two questions; ask one at a time")
+    if args.seed is not None and args.sample is None:
+        raise UsageError("--seed is of a sample; add --sample 12")
+    for option, value in (("sample", args.sample), ("max-ranks", args.max_ranks)):
+        if value is not None and value < 1:
+            raise UsageError(f"--{option} is {value}; it is at least 1")
+    if args.steps < 1:
+        raise UsageError(f"--steps is {args.steps}; it is at least 1")
+
+
+def _questions(args: Namespace) -> "list[Question]":
+    """What is asked: the layouts given, a sample, or the covering set."""
+    from phalanx.verify.cases import Question, cover, merged, sample
+
+    changes = _changes(args.sets)
+    if args.sample is not None:
+        questions = sample(args.sample, args.max_ranks, args.seed, changes)
+    elif args.layouts:
+        questions = [Question(line, tables=changes) for line in args.layouts]
+    else:
+        questions = [
+            replace(question, tables=merged([question.tables, changes]))
+            for question in cover(args.max_ranks)
+        ]
+    return [
+        replace(q, masked=args.masked or q.masked, documents=args.documents or q.documents)
+        for q in questions
+    ]
+
+
+def _changes(sets: Sequence[str]) -> "Table":
+    changes: Table = {}
+    for text in sets:
+        section, key, value = assignment(text)
+        if section in ("data", "cluster"):
+            raise UsageError(
+                f"--set {text} changes nothing here: the oracle makes up its batches; "
+                "see --masked and --documents"
+            )
+        if section not in SECTIONS:
+            raise unknown("table", section, SECTIONS)
+        if (section, key) == ("model", "name"):
+            raise UsageError(
+                "the oracle compares small models; set model.layers, model.hidden, ..."
+            )
+        changes.setdefault(section, {})[key] = value
+    return changes
+
+
+def _refuse(args: Namespace, asked: "Sequence[tuple[Question, Case]]") -> None:
+    """Raise for the first layout that cannot be run, before any is."""
+    from phalanx.train.limits import refuse_untrainable
+
+    for question, case in asked:
+        layout = case.run.layout
+        if layout.ranks > args.max_ranks:
+            raise RefusedError(
+                f"{question.layout!r} needs {layout.ranks} ranks, and --max-ranks is "
+                f"{args.max_ranks}; if this machine bears so many, raise it"
+            )
+        try:
+            refuse_untrainable(case.run)
+        except RefusedError as refusal:
+            raise RefusedError(f"{question.layout!r}: {refusal}") from None
+
+
+def _ask(pool: "RankPool", case: "Case") -> "Outcome":
+    """The oracle's answer; a rank that fails is a difference too."""
+    from phalanx.verify.oracle import Outcome, verify
+    from phalanx.verify.pool import RankFailedError
+
+    try:
+        return verify(pool, case)
+    except RankFailedError as failure:
+        last = str(failure).strip().splitlines()
+        errors = dict.fromkeys(COLUMNS, math.inf)
+        return Outcome(case, errors, [f"{last[0]} {last[-1]}"], seconds=0.0)
+
+
+def _what(args: Namespace, count: int) -> str:
+    steps = f"{args.steps} step{'s' if args.steps > 1 else ''} each against one device"
+    if args.sample is None:
+        return f"{count} layout{'s' if count > 1 else ''}, {steps}"
+    how = f"--sample {args.sample} --max-ranks {args.max_ranks} --seed {args.seed}"
+    return f"{count} layouts drawn by {how}, {steps}"
+
+
+class _Screen:
+    """Shows what is being compared, and a line for each answer."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+
+    def start(self, what: str) -> None:
+        """Say what is asked, and name the columns of the answers."""
+        self.console.print(what)
+        headers = ("loss", "grad", "norm", "weight")
+        columns = "  ".join(f"{header:7}" for header in headers)
+        self.console.print(f"      {columns}  {'time':>6}  layout", style="bold", soft_wrap=True)
+
+    def working(self, what: str) -> AbstractContextManager[object]:
+        """On a terminal, a live line while the ranks work."""
+        if not self.console.is_terminal or self.console.is_dumb_terminal:
+            return nullcontext()
+        return self.console.status(what)
+
+    def show(self, question: "Question", outcome: "Outcome") -> None:
+        """One line for an answer; what differs, and how to ask again, below a bad one."""
+        numbers = "  ".join(f"{outcome.errors[column]:7.1e}" for column in COLUMNS)
+        word = Text("pass", "green") if outcome.passed else Text("FAIL", "bold red")
+        line = f"  {numbers}  {outcome.seconds:4.1f} s  {_name(question, outcome.case)}"
+        self.console.print(word + line, soft_wrap=True)
+        for complaint in outcome.complaints[:COMPLAINTS]:
+            self.console.print(f"      {complaint}", soft_wrap=True)
+        if len(outcome.complaints) > COMPLAINTS:
+            self.console.print(f"      and {len(outcome.complaints) - COMPLAINTS} more")
+        if not outcome.passed:
+            self.console.print(f"      again: {_command(question, outcome.case)}", soft_wrap=True)
+
+    def end(self, outcomes: "Sequence[Outcome]") -> None:
+        """The verdict."""
+        bad = sum(not outcome.passed for outcome in outcomes)
+        seconds = sum(outcome.seconds for outcome in outcomes)
+        if bad:
+            self.console.print(f"{bad} of {len(outcomes)} differ from one device", style="bold red")
+        else:
+            self.console.print(
+                f"all the same as one device, in {seconds:.0f} s", style="bold green"
+            )
+
+
+def _name(question: "Question", case: "Case") -> str:
+    return f"{case.run.layout}{f' | {question.unusual}' if question.unusual else ''}"
+
+
+def _command(question: "Question", case: "Case") -> str:
+    """The command line that asks this question alone."""
+    words = ["phalanx", "verify", "--layout", str(case.run.layout)]
+    for assigned in _assignments(question):
+        words += ["--set", assigned]
+    words += ["--steps", str(case.steps)] if case.steps != 3 else []
+    words += ["--masked", case.masked] if case.masked != "uneven" else []
+    words += ["--documents"] if case.documents else []
+    return shlex.join(words)
+
+
+def _assignments(question: "Question") -> Iterator[str]:
+    for section, values in question.changes().items():
+        for key, value in values.items():
+            if section != "layout":
+                yield f"{section}.{key}={str(value).lower() if isinstance(value, bool) else value}"
+
+
+def _document(
+    args: Namespace, questions: "Sequence[Question]", outcomes: "Sequence[Outcome]"
+) -> dict[str, Any]:
+    """What scripts read; an error that is not finite is null."""
+    return {
+        "schema": SCHEMA,
+        "passed": all(outcome.passed for outcome in outcomes),
+        "seed": args.seed,
+        "cases": [
+            {
+                "layout": str(outcome.case.run.layout),
+                "passed": outcome.passed,
+                "max_rel_error": {
+                    name: error if math.isfinite(error) else None
+                    for name, error in outcome.errors.items()
+                },
+                "seconds": outcome.seconds,
+                "ranks": outcome.case.run.layout.ranks,
+                "steps": outcome.case.steps,
+                "masked": outcome.case.masked,
+                "documents": outcome.case.documents,
+                "set": list(_assignments(question)),
+                "complaints": outcome.complaints,
+                "command": _command(question, outcome.case),
+            }
+            for question, outcome in zip(questions, outcomes, strict=True)
+        ],
+    }

@@ -1,0 +1,220 @@
+"""The questions that the oracle is asked: a fixed covering set, and a random sample."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+from phalanx.core.errors import PhalanxError, RefusedError
+from phalanx.core.layout import Layout
+from phalanx.data.synthetic import Masked
+from phalanx.train.limits import refuse_untrainable
+from phalanx.verify.oracle import Case, Tables, default_case
+
+Table = dict[str, dict[str, Any]]
+
+FEATURES: Mapping[str, Tables] = {
+    "tied": {"model": {"tied": True}},
+    "mha": {"model": {"kv_heads": 4}},
+    "odd": {"model": {"vocab": 97, "ffn": 130}, "recipe": {"seq": 33}},
+    "gpt": {
+        "model": {
+            "norm": "layernorm",
+            "activation": "gelu",
+            "positions": "learned",
+            "max_positions": 40,
+            "bias": True,
+        }
+    },
+    "dropout": {"recipe": {"dropout": 0.1}},
+    "smoothing": {"recipe": {"label_smoothing": 0.1}},
+    "sgd": {"recipe": {"optimizer": "sgd", "learning_rate": 0.1}},
+    "max-norm": {"recipe": {"clip_norm": float("inf"), "clip": 0.1}},
+    "no-clip": {"recipe": {"clip": 0.0}},
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    """A case in words.
+
+    Attributes:
+        layout: how the steps are cut, in one line.
+        features: names in `FEATURES`: what differs from the usual model and recipe.
+        masked: which targets count.
+        documents: several documents are packed into each sequence.
+        tables: keys that differ besides, as in a run file.
+    """
+
+    layout: str
+    features: tuple[str, ...] = ()
+    masked: Masked = "uneven"
+    documents: bool = False
+    tables: Tables = field(default_factory=dict)
+
+    @property
+    def unusual(self) -> str:
+        """What is asked beside the layout, in a few words."""
+        words = [*self.features]
+        words += ["documents"] if self.documents else []
+        words += [f"masked={self.masked}"] if self.masked != "uneven" else []
+        return " ".join(words)
+
+    def changes(self) -> Table:
+        """Every key that differs from the usual case, but for the layout's."""
+        return merged([*(FEATURES[name] for name in self.features), self.tables])
+
+    def case(self, steps: int = 3) -> Case:
+        """The case itself.
+
+        Raises:
+            UsageError: a key or a value that no run file could have.
+        """
+        changes = self.changes()
+        words = dict(word.split("=", 1) for word in str(Layout.parse(self.layout)).split())
+        layout = Layout.from_mapping({**words, **changes.pop("layout", {})})
+        return default_case(
+            layout, changes, steps=steps, masked=self.masked, documents=self.documents
+        )
+
+
+def merged(tables: Iterable[Tables]) -> Table:
+    """Tables laid over each other, the last on top."""
+    result: Table = {}
+    for table in tables:
+        for section, values in table.items():
+            result.setdefault(section, {}).update(values)
+    return result
+
+
+def _cover(line: str) -> Question:
+    """Read `layout | features | mask`, the last two optional."""
+    layout, words, mask = (*(part.strip() for part in line.split("|")), "", "")[:3]
+    names = words.split()
+    return Question(
+        layout=layout,
+        features=tuple(name for name in names if name != "documents"),
+        masked=mask or "uneven",  # type: ignore[arg-type]  # the lines below write no other
+        documents="documents" in names,
+    )
+
+
+# Every pair of features that meet somewhere in the code, at least once.
+COVER = tuple(
+    _cover(line)
+    for line in """
+    dp=1 mb=2 recompute=full | tied dropout smoothing
+    dp=1 precision=bf16 | odd
+    dp=2 zero=0 mb=2 | gpt sgd
+    dp=2 zero=1 recompute=selective | odd tied dropout documents
+    dp=2 zero=2 precision=fp32 | smoothing
+    dp=2 zero=3 mb=2 recompute=full | tied max-norm | holes
+    tp=2 mb=2 | odd gpt dropout smoothing documents
+    tp=2 sp=off recompute=full | odd tied dropout | holes
+    tp=2 recompute=selective precision=bf16 | mha
+    pp=2 schedule=gpipe | tied max-norm dropout | holes
+    pp=2 stages=1+4 recompute=full | gpt tied smoothing documents
+    pp=2 schedule=interleaved v=2 mb=2 | tied sgd | none
+    dp=4 shard=2 zero=1 | gpt dropout | holes
+    dp=4 shard=2 zero=3 mb=2 recompute=full | odd tied documents
+    dp=2 tp=2 zero=0 sp=off | gpt smoothing max-norm
+    dp=2 tp=2 zero=2 recompute=full | odd dropout documents | holes
+    dp=2 tp=2 zero=3 precision=fp32 | tied
+    dp=2 pp=2 zero=1 schedule=gpipe | tied odd no-clip
+    dp=2 pp=2 zero=2 schedule=interleaved v=2 | tied dropout smoothing
+    dp=2 pp=2 zero=3 recompute=full | gpt documents | holes
+    pp=2 tp=2 schedule=interleaved v=2 recompute=selective | odd tied gpt
+    pp=2 tp=2 sp=off stages=2+3 | smoothing dropout max-norm | holes
+    pp=4 stages=2+1+3+1 mb=2 | tied documents
+    tp=4 recompute=full | mha odd smoothing
+    dp=2 pp=2 tp=2 zero=3 schedule=interleaved v=2 recompute=full | odd tied dropout documents
+    dp=4 shard=2 tp=2 zero=2 | gpt odd max-norm | holes
+    """.strip().splitlines()
+)
+
+
+def cover(max_ranks: int = 8) -> list[Question]:
+    """The covering set, those of more than `max_ranks` ranks left out."""
+    return [q for q in COVER if Layout.parse(q.layout).ranks <= max_ranks]
+
+
+def sample(count: int, max_ranks: int, seed: int, changes: Tables | None = None) -> list[Question]:
+    """Draw questions that can be asked; the same ones for the same arguments.
+
+    Args:
+        count: how many.
+        max_ranks: of a layout.
+        seed: of the draw.
+        changes: keys that every question has, whatever was drawn.
+
+    Raises:
+        RefusedError: hardly anything that is drawn goes together with `changes`.
+    """
+    random = Random(f"{seed}/{max_ranks}")
+    drawn: list[Question] = []
+    refused = 0
+    while len(drawn) < count:
+        question = _draw(random, max_ranks)
+        question = replace(question, tables=merged([question.tables, changes or {}]))
+        try:
+            refuse_untrainable(question.case().run)
+            drawn.append(question)
+        except PhalanxError as refusal:
+            refused += 1
+            if refused > 100 * (len(drawn) + 1):
+                raise RefusedError(f"hardly any layout goes with what is set: {refusal}") from None
+    return drawn
+
+
+def _draw(random: Random, max_ranks: int) -> Question:
+    """One question, perhaps an impossible one."""
+    layout = _layout(random, max_ranks)
+    tables, stages = _sizes(random, layout)
+    if stages:
+        layout = f"{layout} stages={'+'.join(map(str, stages))}"
+    names = [name for name in FEATURES if random.random() < 0.25]
+    masked: Masked = random.choices(("uneven", "holes", "none"), (3, 2, 1))[0]
+    return Question(layout, tuple(names), masked, random.random() < 0.25, tables)
+
+
+def _layout(random: Random, max_ranks: int) -> str:
+    dp, pp, tp = _degrees(random, max_ranks)
+    words = {"dp": dp, "pp": pp, "tp": tp, "zero": random.randrange(4), "v": 1}
+    words["mb"] = random.choice((1, 1, 2, 3))
+    words["shard"] = random.choice([n for n in range(1, dp + 1) if dp % n == 0] + [dp] * 2)
+    chosen: dict[str, object] = dict(words)
+    chosen["recompute"] = random.choice(("none", "selective", "full"))
+    chosen["schedule"] = random.choice(("gpipe", "1f1b", "interleaved"))
+    if pp > 1 and chosen["schedule"] == "interleaved":
+        chosen["v"] = random.choice((1, 2, 2, 3) if pp <= 2 else (1, 2, 2))
+    if tp > 1 and random.random() < 0.3:
+        chosen["sp"] = "off"
+    return str(Layout.from_mapping(chosen))
+
+
+def _degrees(random: Random, max_ranks: int) -> tuple[int, int, int]:
+    """dp, pp and tp; the more ranks, the likelier, since there more features meet."""
+    options = [
+        (dp, pp, tp)
+        for dp in (1, 2, 3, 4, 8)
+        for pp in (1, 2, 3, 4, 8)
+        for tp in (1, 2, 4)
+        if dp * pp * tp <= max_ranks
+    ]
+    axes = [sum(n > 1 for n in degrees) for degrees in options]
+    return random.choices(options, [1 + 3 * a * a for a in axes])[0]
+
+
+def _sizes(random: Random, layout: str) -> tuple[Table, tuple[int, ...]]:
+    """Layers, heads and batch that suit the layout, mostly; and how uneven its stages are."""
+    cut = Layout.parse(layout)
+    layers = max(cut.num_stages, random.randint(2, 4)) + random.choice((0, 0, 1))
+    stages: tuple[int, ...] = ()
+    if cut.num_stages > 1 and random.random() < 0.3:
+        borders = sorted(random.sample(range(1, layers), cut.num_stages - 1))
+        stages = tuple(b - a for a, b in zip([0, *borders], [*borders, layers], strict=True))
+    heads, kv_heads = random.choice(((4, 4), (4, 2), (4, 1), (6, 3), (2, 2)))
+    multiple = cut.pp if cut.schedule == "interleaved" else 1
+    batch = cut.dp * cut.mb * multiple * random.randint(1, max(1, 8 // (cut.mb * multiple)))
+    model = {"layers": layers, "heads": heads, "kv_heads": kv_heads, "hidden": 12 * heads}
+    return {"model": model, "recipe": {"batch": batch, "seed": random.randrange(1000)}}, stages
