@@ -23,7 +23,7 @@ from phalanx.schedules.build import NAMES, build
 from phalanx.schedules.check import check
 from phalanx.schedules.check_lowered import check_lowered
 from phalanx.schedules.lower import add_transfers
-from phalanx.schedules.messages import SENDS, without_messages
+from phalanx.schedules.messages import SENDS, only_computing
 from phalanx.schedules.text import from_csv, to_csv
 
 SCHEMA = 1
@@ -56,7 +56,7 @@ def run(args: Namespace) -> int:
     """Build or read the schedule, prove it, play it, show it."""
     schedule = _schedule(args)
     messages = _prove(schedule)
-    schedule = without_messages(schedule)
+    schedule = only_computing(schedule)
     timeline = simulate(schedule, _costs(args.cost))
     if args.csv is not None:
         _write(args.csv, to_csv(schedule))
@@ -90,7 +90,7 @@ def _prove(schedule: Schedule) -> int:
     kinds = {action.kind for row in schedule.rows for action in row}
     trains = not {Kind.BACKWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD}.isdisjoint(kinds)
     check(schedule, trains=trains)
-    if without_messages(schedule) is schedule:
+    if only_computing(schedule) is schedule:
         schedule = add_transfers(schedule)
     check_lowered(schedule, trains=trains)
     return sum(action.kind in SENDS for row in schedule.rows for action in row)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from phalanx.core.errors import UsageError
 from phalanx.core.schedule import Action, Kind, Schedule
 from phalanx.core.timeline import Span, Timeline
-from phalanx.schedules.messages import without_messages
+from phalanx.schedules.messages import only_computing
 from phalanx.schedules.play import UNIT, Costs, play, seconds_table
 
 
@@ -43,7 +43,7 @@ def simulate(schedule: Schedule, costs: Costs = UNIT, hop: float = 0.0) -> Timel
         UsageError: a cost is missing or no duration.
         ScheduleError: some rank waits for ever; the message says which, and before what.
     """
-    schedule = without_messages(schedule)
+    schedule = only_computing(schedule)
     if not 0 <= hop < math.inf:
         raise UsageError(f"hop is {hop}; it must be finite and at least 0 seconds")
     seconds = _seconds(schedule, costs)

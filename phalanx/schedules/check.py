@@ -4,7 +4,7 @@ from enum import Enum
 
 from phalanx.core.errors import ScheduleError
 from phalanx.core.schedule import Action, Kind, Schedule
-from phalanx.schedules.messages import without_messages
+from phalanx.schedules.messages import only_computing
 from phalanx.schedules.play import play
 
 
@@ -39,7 +39,7 @@ def check(schedule: Schedule, *, trains: bool = True) -> None:
     Raises:
         ScheduleError: the message names the ranks and the actions at fault.
     """
-    schedule = without_messages(schedule)
+    schedule = only_computing(schedule)
     progress = {
         (stage, i): Progress.NOTHING
         for stage in range(schedule.num_stages)

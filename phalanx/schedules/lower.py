@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from phalanx.core.errors import ScheduleError
 from phalanx.core.schedule import Action, Kind, Row, Schedule
-from phalanx.schedules.messages import other_end, send_of, without_messages
+from phalanx.schedules.messages import only_computing, other_end, send_of
 from phalanx.schedules.play import UNIT, play, seconds_table
 
 ACCUMULATES = (Kind.BACKWARD, Kind.WEIGHT_GRAD)  # what adds to the gradients of the weights
@@ -29,7 +29,7 @@ def add_transfers(schedule: Schedule) -> Schedule:
     Raises:
         ScheduleError: the rows have been lowered already, or cannot be played.
     """
-    if without_messages(schedule) is not schedule:
+    if only_computing(schedule) is not schedule:
         raise ScheduleError("these rows have messages or reductions already; lower them only once")
     rows: list[list[Action]] = [[] for _ in schedule.rows]
     for rank, action in _by_completion(schedule):

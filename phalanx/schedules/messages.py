@@ -50,8 +50,8 @@ def peer(message: Action, schedule: Schedule) -> int:
     return schedule.ranks[message.stage + _OTHER_END[message.kind][0]]
 
 
-def without_messages(schedule: Schedule) -> Schedule:
-    """Only what is computed: the rows before any pass; `schedule` itself where that is all."""
+def only_computing(schedule: Schedule) -> Schedule:
+    """The rows before any pass: no messages, no reductions; `schedule` itself if there are none."""
     if all(kind.computes for row in schedule.rows for kind in {a.kind for a in row}):
         return schedule
     rows = tuple(tuple(a for a in row if a.kind.computes) for row in schedule.rows)

@@ -7,6 +7,7 @@ skipped. Such files can be drawn by hand, or exchanged with torch.
 import csv
 import io
 import re
+from collections.abc import Collection
 from dataclasses import replace
 
 from phalanx.core.errors import ScheduleError, UsageError
@@ -48,7 +49,8 @@ def from_csv(text: str, name: str) -> Schedule:
 
     Raises:
         UsageError: a cell is no action, or there are none.
-        ScheduleError: a stage stands on two ranks, or is missing, or ranks hold unequal numbers.
+        ScheduleError: a stage stands on two ranks, a stage or a micro-batch is missing, or ranks
+            hold unequal numbers of stages.
     """
     try:
         lines = list(csv.reader(io.StringIO(text)))
@@ -63,8 +65,9 @@ def from_csv(text: str, name: str) -> Schedule:
     p = len(rows)
     if len(ranks) % p:
         raise ScheduleError(f"{name} cuts {len(ranks)} stages over {p} ranks; {p} must divide them")
-    m = 1 + max(action.microbatch for row in rows for action in row)
-    schedule = Schedule(name, p, m, len(ranks) // p, rows, ranks)
+    microbatches = {action.microbatch for row in rows for action in row}
+    _require_no_gap("micro-batch", microbatches)
+    schedule = Schedule(name, p, len(microbatches), len(ranks) // p, rows, ranks)
     twice = replace(schedule, copies=2)
     return twice if _works_apart(twice) else schedule
 
@@ -91,10 +94,14 @@ def _placement(rows: tuple[Row, ...]) -> tuple[int, ...]:
                     f"stage {action.stage} stands on rank {first} and, as {action}, on rank "
                     f"{rank}; a stage lives on one rank"
                 )
-    gap = next((stage for stage in range(len(holder)) if stage not in holder), None)
+    _require_no_gap("stage", holder)
+    return tuple(holder[stage] for stage in range(len(holder)))
+
+
+def _require_no_gap(what: str, numbers: Collection[int]) -> None:
+    gap = next((n for n in range(len(numbers)) if n not in numbers), None)
     if gap is not None:
         raise ScheduleError(
-            f"stage {gap} stands nowhere, but stage {max(holder)} does; "
-            "number the stages from 0 without gaps"
+            f"{what} {gap} stands nowhere, but {what} {max(numbers)} does; "
+            "number them from 0 without gaps"
         )
-    return tuple(holder[stage] for stage in range(len(holder)))

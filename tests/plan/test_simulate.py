@@ -41,7 +41,7 @@ def cheap_weight_gradients(f: float, i: float, w: float) -> dict[Kind, float]:
 
 @given(p=ranks, extra=st.integers(0, 12), costs=st.builds(cheap_weight_gradients, *[seconds] * 3))
 def test_zb_h1_leaves_the_bubble_of_its_paper(p, extra, costs):
-    # Qi et al. 2024 (arXiv:2401.10241), table 1: (p - 1)(T_F + T_B - T_W), peak p M_B.
+    # Qi et al. 2024 (arXiv:2401.10241), section 2.3: (p - 1)(T_F + T_B - T_W), peak p M_B.
     schedule = build("zb-h1", p, p + extra)
     f, i, w = costs.values()
     assert max(idle_within(simulate(schedule, costs))) == pytest.approx((p - 1) * (f + i - w))

@@ -10,7 +10,7 @@ from phalanx.core.schedule import Action, Kind, Schedule
 from phalanx.schedules.build import build, forward_only
 from phalanx.schedules.check_lowered import check_lowered
 from phalanx.schedules.lower import add_reductions, add_transfers
-from phalanx.schedules.messages import peer, without_messages
+from phalanx.schedules.messages import only_computing, peer
 from phalanx.schedules.text import from_csv
 
 
@@ -18,7 +18,7 @@ from phalanx.schedules.text import from_csv
 def test_lowering_adds_messages_and_changes_nothing_else(schedule):
     lowered = add_transfers(schedule)
     check_lowered(lowered)
-    assert without_messages(lowered) == schedule
+    assert only_computing(lowered) == schedule
 
 
 @given(p=st.integers(1, 5), m=st.integers(1, 9), v=st.integers(1, 3))

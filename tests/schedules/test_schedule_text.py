@@ -56,5 +56,7 @@ def test_a_placement_that_cannot_be_is_refused(text, message):
 def test_absurd_numbers_are_refused_without_counting_up_to_them():
     with pytest.raises(ScheduleError, match="stage 1 stands nowhere, but stage 99999999 does"):
         from_csv("0F0,99999999F0", "absurd")
+    with pytest.raises(ScheduleError, match="micro-batch 1 stands nowhere, but micro-batch 99999"):
+        from_csv("0F0,0F99999999", "absurd")
     with pytest.raises(UsageError, match="as an action"):
         from_csv(f"0F{'9' * 5000}", "absurd")
