@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from phalanx.cli.stream import LossyStream
-from phalanx.cli.summary import show_info, show_summary
+from phalanx.cli.summary import print_summary, show_info
 from phalanx.core.units import show_bytes, show_count, show_rate
 from phalanx.train.report import Reporter, RunInfo, Silent, StepMetrics, Summary
 
@@ -78,7 +78,7 @@ class PlainReporter:
 
     def on_end(self, summary: Summary) -> None:
         """Write the summary."""
-        self._console.print(show_summary(summary))
+        print_summary(self._console, summary)
 
 
 class LiveReporter:
@@ -113,7 +113,7 @@ class LiveReporter:
     def on_end(self, summary: Summary) -> None:
         """Close the live line and show the summary."""
         self._live.stop()
-        self._console.print(show_summary(summary))
+        print_summary(self._console, summary)
 
 
 def open_console(stream: TextIO) -> Console:

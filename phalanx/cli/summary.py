@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -42,8 +42,20 @@ def show_info(info: RunInfo) -> RenderableType:
     return table
 
 
-def show_summary(summary: Summary) -> RenderableType:
-    """What a run came to, for a person to read."""
+def print_summary(console: Console, summary: Summary) -> None:
+    """Write what a run came to, for a person to read."""
+    console.print(_panel(summary))
+    if summary.sample:
+        console.print(Text("\nWhat it writes now:", style="bold"))
+        console.print(Text(_printable(summary.sample)))
+    if summary.next_steps:
+        console.print(Text("\nTry next:", style="bold"))
+    for command, why in summary.next_steps:  # never folded: they are there to be copied
+        line = Text.assemble((f"  {command}", "green"), (f"  # {why}", "dim"))
+        console.print(line, soft_wrap=True)
+
+
+def _panel(summary: Summary) -> Panel:
     facts = _table()
     facts.add_row("loss", _losses(summary))
     if summary.validation_loss is not None:
@@ -61,14 +73,7 @@ def show_summary(summary: Summary) -> RenderableType:
         facts.add_row("proof", summary.proof)
     if summary.checkpoints:
         facts.add_row("saved", "\n".join(summary.checkpoints))
-    parts: list[RenderableType] = [
-        Panel(facts, title=_title(summary), title_align="left", box=box.ROUNDED, expand=False)
-    ]
-    if summary.sample:
-        parts += [Text("\nWhat it writes now:", style="bold"), Text(_printable(summary.sample))]
-    if summary.next_steps:
-        parts += [Text("\nTry next:", style="bold"), _suggestions(summary)]
-    return Group(*parts)
+    return Panel(facts, title=_title(summary), title_align="left", box=box.ROUNDED, expand=False)
 
 
 def sparkline(values: Sequence[float], cells: int) -> str:
@@ -143,17 +148,6 @@ def _time_split(split: Mapping[str, float]) -> Table:
         bar = "█" * round(share * BAR_CELLS)
         table.add_row(name, Text(f"{share:.0%}", justify="right"), show_seconds(seconds), bar)
     return table
-
-
-def _suggestions(summary: Summary) -> Group:
-    """One command per line, never folded: they are there to be copied."""
-    lines = [
-        Text.assemble(
-            (f"  {command}", "green"), (f"  # {why}", "dim"), no_wrap=True, overflow="ignore"
-        )
-        for command, why in summary.next_steps
-    ]
-    return Group(*lines)
 
 
 def _block(height: float) -> str:
