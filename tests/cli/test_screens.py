@@ -210,7 +210,7 @@ def test_generated_text_cannot_command_the_terminal() -> None:
 
 def test_a_suggested_command_is_never_folded() -> None:
     command = SUMMARY.next_steps[0][0]
-    assert any(command in line for line in summarised(SUMMARY, 60).splitlines()
+    assert any(command in line for line in summarised(SUMMARY, 60).splitlines())
 
 
 def test_an_interrupted_run_is_called_so() -> None:
