@@ -51,8 +51,15 @@ class Stack:
         angles: every block keeps its own rotary angles.
         mask_bytes: of one element of a dropout mask; 0 drops nothing.
         gradient_bytes: of an accumulated gradient.
+        moment_bytes: of the two moments of Adam together; 0 means as the precision has them.
+        reduced_apart: under ZeRO-1 a rank's part of the reduced gradient has memory of its own.
         logit_kept: bytes that each logit keeps from forward to backward.
-        logit_peak: bytes that each logit holds at the worst moment of the loss.
+        logit_peak: bytes that each logit holds at the worst moment of the loss, where the
+            vocabulary is cut over tp.
+        logit_peak_whole: the same where it is not.
+        context: bytes of the driver's context and of communicators: an assumption, of the size
+            that `nvidia-smi` shows beside `torch.cuda.memory_reserved` in a job with NCCL.
+        fragmentation: share of the allocated that the caching allocator cannot use: likewise.
     """
 
     name: str
@@ -62,13 +69,18 @@ class Stack:
     angles: bool = False
     mask_bytes: float = 0.0
     gradient_bytes: float = 4.0
+    moment_bytes: float = 0.0
+    reduced_apart: bool = False
     logit_kept: float = 4.0
-    logit_peak: float = 12.0
+    logit_peak: float = 10.0
+    logit_peak_whole: float = 12.0
+    context: float = 1.5e9
+    fragmentation: float = 0.03
 
 
-OURS = Stack(name="phalanx", angles=True)
-OURS_ON_CPU = Stack(name="phalanx on a CPU", angles=True, fused_norm=False)
-MEGATRON = Stack(name="Megatron-LM", logit_peak=10.0)
+OURS = Stack(name="phalanx", angles=True, reduced_apart=True)
+OURS_ON_CPU = Stack(name="phalanx on a CPU", angles=True, reduced_apart=True, fused_norm=False)
+MEGATRON = Stack(name="Megatron-LM", logit_peak_whole=10.0)
 PAPER = Stack(
     name="Korthikanti et al. 2022",
     fused_attention=False,
