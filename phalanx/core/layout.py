@@ -9,9 +9,20 @@ from typing import NamedTuple
 
 from phalanx.core.errors import RefusedError, UsageError, divisors, shorten, unknown
 
-SCHEDULES = ("gpipe", "1f1b", "interleaved")
+# What the planner can price; phalanx/train/limits.py names what the trainer runs of it.
+SCHEDULES = (
+    "gpipe",
+    "1f1b",
+    "interleaved",
+    "zb-h1",
+    "zb-h2",
+    "zb-v",
+    "dualpipe",
+    "dualpipev",
+    "pipedream",
+)
 RECOMPUTE = ("none", "selective", "full")
-PRECISIONS = ("auto", "fp32", "bf16", "fp64")
+PRECISIONS = ("auto", "fp32", "bf16", "fp64", "fp16", "fp8")
 
 
 class Coordinates(NamedTuple):
@@ -34,7 +45,8 @@ class Layout:
         v: chunks of layers per pipeline rank.
         schedule: the order of micro-batches over the pipeline.
         mb: sequences per micro-batch.
-        stages: layers of each of the p v stages; empty means as even as possible.
+        stages: layers of each of the p v stages; empty means as even as possible. The first and
+            the last may hold none, only the embedding or the head.
         recompute: which activations are computed again in backward.
         precision: of the matrix products; "auto" is bf16 on GPU and fp32 on CPU.
         sp: split the regions that tp leaves whole along the sequence; None means where tp > 1.
@@ -114,7 +126,12 @@ class Layout:
         """
         n = self.num_stages
         if self.stages:
-            if len(self.stages) != n or sum(self.stages) != layers or min(self.stages) < 1:
+            inner = min(self.stages[1:-1], default=1)
+            if (
+                (len(self.stages), sum(self.stages)) != (n, layers)
+                or inner < 1
+                or min(self.stages) < 0
+            ):
                 raise RefusedError(
                     f"stages={_join(self.stages)} is {len(self.stages)} stages of "
                     f"{sum(self.stages)} layers; pp={self.pp} v={self.v} needs {n} stages "

@@ -27,7 +27,7 @@ TWO_STAGES: dict[str, Callable[[int, int], Schedule]] = {
     "dualpipe": dualpipe,
     "dualpipev": dualpipev,
 }
-# All that can be drawn and priced; `core.layout.SCHEDULES` are those that the trainer obeys.
+# All that can be drawn and priced; `train/limits.py` names those that the trainer obeys.
 NAMES = (*ONE_STAGE, "interleaved", *TWO_STAGES)
 
 

@@ -4,6 +4,9 @@ from phalanx.core.errors import RefusedError
 from phalanx.core.run import Run
 from phalanx.cost.traffic import refuse_impossible
 
+SCHEDULES = ("gpipe", "1f1b", "interleaved")
+PRECISIONS = ("auto", "fp32", "bf16", "fp64")
+
 
 def refuse_untrainable(run: Run) -> None:
     """Raise where this run cannot be cut so, or needs what the trainer does not have.
@@ -17,6 +20,17 @@ def refuse_untrainable(run: Run) -> None:
             raise RefusedError(
                 f"{key}={getattr(layout, key)}: the trainer has no {name} parallelism; use {key}=1"
             )
+    for key, runs in (("schedule", SCHEDULES), ("precision", PRECISIONS)):
+        asked = getattr(layout, key)
+        if asked not in runs:
+            raise RefusedError(
+                f"{key}={asked}: the trainer runs {', '.join(runs)}; the planner can price the rest"
+            )
+    if 0 in layout.stages:
+        raise RefusedError(
+            f"stages={'+'.join(map(str, layout.stages))}: the trainer needs a block in every "
+            "stage; give the first and the last at least 1"
+        )
     for present, what, instead in (
         (shape.is_moe, "mixtures of experts", "model.experts=0"),
         (shape.is_mla, "latent attention", "model.kv_lora_rank=0"),
