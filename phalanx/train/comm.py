@@ -161,43 +161,34 @@ class Group:
 class DirectGroup(Group):
     """The same collectives from point-to-point messages, each byte sent once to who needs it.
 
-    A rank sends as much as a ring would, S (p-1)/p per phase. Sums run in rank order on one rank
-    and are then copied, so every rank ends with the same bits. Each collective has a tag of its
-    own: a rank may start the next one before another has finished this one.
+    A rank sends as much as a ring would, S (p-1)/p. An all-reduce goes this way, everything to
+    everyone, where that is no more than a ring sends (two ranks) or too small to matter. Sums run
+    in rank order, so every rank ends with the same bits. Each collective has a tag of its own: a
+    rank may start the next one before another has finished this one.
     """
 
     _collectives = 0
 
     def _all_reduce(self, x: Tensor, purpose: str, largest: bool) -> Pending:
+        if self.size > 2 and x.nbytes > _ONE_HOP_BYTES:
+            return super()._all_reduce(x, purpose, largest)
         flat = x.view(-1)
-        if flat.nbytes <= _ONE_HOP_BYTES:
-            return self._all_reduce_in_one_hop(flat, largest)
-        share = -(-flat.numel() // self.size)
-        chunks = list(flat.split(share))
-        chunks += [flat.new_empty(0)] * (self.size - len(chunks))
-        mine = chunks[self.index]
-        tag = self._next_tag()
-        works, theirs = self._exchange(chunks, mine, tag)
-
-        def finish() -> None:
-            _fold(mine, theirs, self.index, largest)
-            for work in self._spread(chunks, tag):
-                work.wait()
-
-        return Pending(works, finish, (flat,))
-
-    def _all_reduce_in_one_hop(self, flat: Tensor, largest: bool) -> Pending:
-        works, theirs = self._exchange([flat] * self.size, flat, self._next_tag())
+        works, theirs = self._exchange([flat] * self.size, flat)
         return Pending(works, lambda: _fold(flat, theirs, self.index, largest), (flat,))
 
     def _all_gather(self, out: Tensor, x: Tensor, purpose: str) -> Pending:
         chunks = list(out.view(-1).chunk(self.size))
-        chunks[self.index].copy_(x.view(-1))
-        return Pending(self._spread(chunks, self._next_tag()), buffers=(out,))
+        mine, tag = chunks[self.index], self._next_tag()
+        mine.copy_(x.view(-1))
+        works: list[dist.Work | None] = []
+        for i in self._peers():
+            works.append(dist.irecv(chunks[i], self.ranks[i], self.handle, tag))
+            works.append(dist.isend(mine, self.ranks[i], self.handle, tag))
+        return Pending(works, buffers=(out,))
 
     def _reduce_scatter(self, out: Tensor, x: Tensor, purpose: str) -> Pending:
         chunks = list(x.view(-1).chunk(self.size))
-        works, theirs = self._exchange(chunks, chunks[self.index], self._next_tag())
+        works, theirs = self._exchange(chunks, chunks[self.index])
 
         def finish() -> None:
             out.view(-1).copy_(chunks[self.index])
@@ -213,33 +204,20 @@ class DirectGroup(Group):
         return [i for i in range(self.size) if i != self.index]
 
     def _exchange(
-        self, chunks: Sequence[Tensor], mine: Tensor, tag: int
+        self, chunks: Sequence[Tensor], mine: Tensor
     ) -> tuple[list[dist.Work | None], dict[int, Tensor]]:
         """Send chunk i to rank i; receive everyone's version of `mine`."""
+        tag = self._next_tag()
         theirs = {i: torch.empty_like(mine) for i in self._peers()}
         works: list[dist.Work | None] = []
         for i in self._peers():
-            if mine.numel():
-                works.append(dist.irecv(theirs[i], self.ranks[i], self.handle, tag))
-            if chunks[i].numel():
-                works.append(dist.isend(chunks[i], self.ranks[i], self.handle, tag))
+            works.append(dist.irecv(theirs[i], self.ranks[i], self.handle, tag))
+            works.append(dist.isend(chunks[i], self.ranks[i], self.handle, tag))
         return works, theirs
-
-    def _spread(self, chunks: Sequence[Tensor], tag: int) -> list[dist.Work]:
-        """Send this rank's chunk to everyone; receive theirs into their places."""
-        works = []
-        for i in self._peers():
-            if chunks[i].numel():
-                works.append(dist.irecv(chunks[i], self.ranks[i], self.handle, tag))
-            if chunks[self.index].numel():
-                works.append(dist.isend(chunks[self.index], self.ranks[i], self.handle, tag))
-        return [work for work in works if work is not None]
 
 
 def _fold(mine: Tensor, theirs: dict[int, Tensor], index: int, largest: bool) -> None:
     """Combine all versions in rank order, so that every rank computes the same bits."""
-    if not mine.numel():
-        return
     parts = [theirs.get(i, mine) for i in range(len(theirs) + 1)]
     if largest:
         mine.copy_(torch.stack(parts).amax(0))
