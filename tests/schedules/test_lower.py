@@ -85,6 +85,15 @@ def test_stages_on_one_rank_exchange_no_messages():
     ]
 
 
+def test_copies_of_the_model_exchange_no_messages():
+    two = from_csv("0F0,2F1,2B1,0B0\n1F0,3F1,3B1,1B0\n", "two")
+    assert two.copies == 2
+    assert [" ".join(row) for row in add_transfers(two).texts()] == [
+        "0F0 0SEND_F0 2F1 2SEND_F1 2RECV_B1 2B1 0RECV_B0 0B0",
+        "1RECV_F0 3RECV_F1 1F0 3F1 3B1 3SEND_B1 1B0 1SEND_B0",
+    ]
+
+
 def test_rows_are_lowered_only_once():
     with pytest.raises(ScheduleError, match="already"):
         add_transfers(add_transfers(build("1f1b", 2, 2)))
