@@ -57,9 +57,9 @@ def model(name: str) -> ModelShape:
 def model_entry(name: str) -> ModelEntry:
     """A model with its published counts and source; see `model`."""
     if name.endswith(".toml"):
-        return _model_entry(Path(name).stem, _read(Path(name)), name)
+        return _model_entry(Path(name).stem, read_toml(Path(name)), name)
     path = _find("model", "models", name)
-    return _model_entry(path.stem, _read(path), path.name)
+    return _model_entry(path.stem, read_toml(path), path.name)
 
 
 def models() -> tuple[ModelEntry, ...]:
@@ -120,7 +120,7 @@ def clusters() -> tuple[Cluster, ...]:
 
 
 def _cluster_from_file(path: Path) -> Cluster:
-    table = _read(path)
+    table = read_toml(path)
     base: dict[str, Any] = {}
     if isinstance(table.get("accelerator"), str):
         _, base, _ = _accelerator_table(table["accelerator"])
@@ -129,7 +129,7 @@ def _cluster_from_file(path: Path) -> Cluster:
 
 def _accelerator_table(name: str) -> tuple[str, dict[str, Any], str]:
     path = Path(name) if name.endswith(".toml") else _find("accelerator", "accelerators", name)
-    return path.stem, _read(path), path.name
+    return path.stem, read_toml(path), path.name
 
 
 def _model_entry(name: str, table: Mapping[str, Any], where: str) -> ModelEntry:
@@ -183,12 +183,17 @@ def _index(kind: str) -> dict[str, Path]:
     """Every name and alias of one kind of file."""
     index: dict[str, Path] = {}
     for path in _files(kind):
-        for name in (path.stem, *_read(path).get("aliases", ())):
+        for name in (path.stem, *read_toml(path).get("aliases", ())):
             index[name] = path
     return index
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a file.
+
+    Raises:
+        UsageError: it cannot be read, or is not TOML.
+    """
     try:
         with path.open("rb") as file:
             return tomllib.load(file)

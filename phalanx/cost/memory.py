@@ -26,7 +26,13 @@ from phalanx.cost.state import StateBytes
 Moment = Literal["loss", "backward"]
 
 # bytes of an element in products, of a master weight, of both moments
-_WIDTHS = {"bf16": (2, 4, 8), "fp16": (2, 4, 8), "fp32": (4, 0, 8), "fp64": (8, 0, 16)}
+_WIDTHS = {
+    "fp8": (2, 4, 8),  # weights and activations stay in 16 bits, products read 8-bit copies
+    "bf16": (2, 4, 8),
+    "fp16": (2, 4, 8),
+    "fp32": (4, 0, 8),
+    "fp64": (8, 0, 16),
+}
 
 
 @dataclass(frozen=True)

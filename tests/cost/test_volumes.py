@@ -4,13 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.core.layout import Layout
+from phalanx.core.layout import Coordinates, Layout
 from phalanx.core.model import ModelShape
+from phalanx.core.run import Recipe, Run
+from phalanx.cost.axes import data, pipeline, tensor
+from phalanx.cost.collectives import bytes_sent
 from phalanx.cost.state import elements_moved
 from phalanx.cost.volumes import (
     context_layer_bytes,
     data_step_bytes,
     expert_layer_bytes,
+    hidden_bytes,
     pipeline_boundary_bytes,
     tensor_layer_bytes,
 )
@@ -70,3 +74,55 @@ def test_experts_on_other_ranks_cost_eight_crossings_per_choice():
     routed = ModelShape(hidden=1024, heads=16, experts=64, top_k=8)
     sent = expert_layer_bytes(routed, Layout(dp=64, ep=64), 512)
     assert sent == pytest.approx(4 * 2 * 8 * 512 * 1024 * 63 / 64)
+
+
+# What the axes say that our own step sends, against the papers
+
+
+def run_of(line: str, batch: int) -> Run:
+    layout = Layout.parse(f"precision=bf16 {line}")
+    return Run(model=SHAPE, layout=layout, recipe=Recipe(seq=512, batch=batch))
+
+
+@pytest.mark.parametrize("t", [2, 4])
+def test_our_tensor_axis_sends_four_all_reduces_per_layer_and_one_at_each_end(t: int):
+    run = run_of(f"tp={t} sp=off", batch=3)
+    sent = sum(
+        transfer.times * bytes_sent(transfer.collective, transfer.bytes, t)
+        for transfer in tensor.transfers(run, Coordinates(0, 0, 0, 0))
+        if not transfer.purpose.startswith("loss")
+    )
+    blocks = SHAPE.layers * tensor_layer_bytes(SHAPE, run.layout, 512)
+    ends = 2 * bytes_sent("all_reduce", hidden_bytes(SHAPE, run.layout, 512), t)
+    assert sent == pytest.approx(3 * (blocks + ends))
+
+
+def test_with_sequence_parallelism_ours_gathers_inputs_once_more_in_backward():
+    run = run_of("tp=4", batch=1)
+    sent = sum(
+        transfer.times * bytes_sent(transfer.collective, transfer.bytes, 4)
+        for transfer in tensor.transfers(run, Coordinates(0, 0, 0, 0))
+        if transfer.purpose.startswith("tp")
+    )
+    hidden = bytes_sent("all_gather", hidden_bytes(SHAPE, run.layout, 512), 4)
+    paper = SHAPE.layers * tensor_layer_bytes(SHAPE, run.layout, 512)
+    # Two more gathers per block; the embedding has two messages, the head three.
+    assert sent == pytest.approx(paper + SHAPE.layers * 2 * hidden + 5 * hidden)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2])
+def test_our_data_axis_sends_what_the_paper_says_with_gradients_in_fp32(zero: int):
+    run = run_of(f"dp=8 zero={zero}", batch=8)
+    sent = sum(
+        transfer.times * bytes_sent(transfer.collective, transfer.bytes, 8)
+        for transfer in data.transfers(run, Coordinates(0, 0, 0, 0))
+        if transfer.purpose != "valid tokens"
+    )
+    assert sent == pytest.approx(data_step_bytes(SHAPE.params(), run.layout, 4.0), rel=1e-4)
+
+
+def test_our_pipeline_axis_sends_one_hidden_state_per_boundary_and_micro_batch():
+    run = run_of("pp=2 tp=2", batch=6)
+    (sent,) = pipeline.transfers(run, Coordinates(0, 0, 0, 0))
+    whole = pipeline_boundary_bytes(SHAPE, run.layout, 512)
+    assert (sent.bytes, sent.times) == (whole / 2, 6)  # sequence parallelism sends half each
