@@ -1,0 +1,161 @@
+"""What the planner says about one layout: seconds as a tree that adds up, and bytes by rank."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from phalanx.core.layout import Layout
+
+
+@dataclass(frozen=True)
+class Term:
+    """One named part of a step; a term with children lasts exactly as long as they do.
+
+    Attributes:
+        name: what the time goes to.
+        own: seconds of a leaf; 0 where there are children.
+        children: the parts, in the order of a report.
+        worth: seconds that the step would be shorter if this cost nothing on any rank; less than
+            its own seconds where something else would then be waited for. NaN: not asked.
+        reason: formula or rule that the seconds follow, with numbers.
+    """
+
+    name: str
+    own: float = 0.0
+    children: tuple["Term", ...] = ()
+    worth: float = math.nan
+    reason: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """How long it lasts: its own seconds, or those of its children."""
+        return math.fsum(child.seconds for child in self.children) if self.children else self.own
+
+    def leaves(self) -> Iterator["Term"]:
+        """The terms that have no parts."""
+        if not self.children:
+            yield self
+        for child in self.children:
+            yield from child.leaves()
+
+    def find(self, name: str) -> "Term | None":
+        """The first term of this name, itself included."""
+        if self.name == name:
+            return self
+        found = (child.find(name) for child in self.children)
+        return next((term for term in found if term is not None), None)
+
+
+class Message(NamedTuple):
+    """One kind of message of the busiest rank in one step, and what it costs.
+
+    Attributes:
+        axis: data, tensor, context, pipeline or expert.
+        collective: the operation.
+        purpose: what it is for.
+        bytes: of the full vector; see `core.traffic.Transfer`.
+        times: how often in a step.
+        seconds: of all of them, on the links that they cross.
+        exposed: seconds of them that no arithmetic hides.
+    """
+
+    axis: str
+    collective: str
+    purpose: str
+    bytes: float
+    times: float
+    seconds: float
+    exposed: float
+
+
+@dataclass(frozen=True)
+class RankBytes:
+    """Bytes of the worst moment of one pipeline rank.
+
+    Attributes:
+        stage: pipeline rank.
+        moment: which moment is the worst.
+        by_class: weights, gradients, optimizer, activations, logits, buffers, reserve.
+        in_flight: micro-batches whose activations are held, counted per stage.
+    """
+
+    stage: int
+    moment: str
+    by_class: tuple[tuple[str, float], ...]
+    in_flight: float
+
+    @property
+    def total(self) -> float:
+        """All of it: what must fit."""
+        return math.fsum(size for _, size in self.by_class)
+
+    @property
+    def allocated(self) -> float:
+        """Without the reserve: what the program itself asks for."""
+        return math.fsum(size for name, size in self.by_class if name != "reserve")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What one optimizer step of a layout costs.
+
+    Attributes:
+        layout: with the precision resolved.
+        tokens: of one step.
+        step: the tree of seconds; its root is the step.
+        mfu, hfu: shares of the peak, by `convention`.
+        convention: what counts as needed.
+        bubble: idle share of the time in the pipeline, on the rank that sets the pace.
+        micro_batches: per rank and step.
+        ranks: bytes of every pipeline rank.
+        capacity: bytes of one device.
+        messages: of the busiest rank.
+        spread: standard deviation of ln(measured / predicted) over published runs on this
+            accelerator, or on the one whose rates it borrows.
+        notes: assumptions that a reader should know.
+    """
+
+    layout: Layout
+    tokens: int
+    step: Term
+    mfu: float
+    hfu: float
+    convention: str
+    bubble: float
+    micro_batches: int
+    ranks: tuple[RankBytes, ...]
+    capacity: float
+    messages: tuple[Message, ...]
+    spread: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def step_seconds(self) -> float:
+        """One optimizer step."""
+        return self.step.seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all devices together."""
+        return self.tokens / self.step_seconds
+
+    @property
+    def worst_rank(self) -> RankBytes:
+        """The pipeline rank that needs the most memory."""
+        return max(self.ranks, key=lambda rank: rank.total)
+
+    @property
+    def peak_bytes(self) -> float:
+        """What the worst rank needs, reserve included."""
+        return self.worst_rank.total
+
+    @property
+    def fits(self) -> bool:
+        """Whether the worst rank fits into its device."""
+        return self.peak_bytes <= self.capacity
+
+    def between(self, sigmas: float = 1.28) -> tuple[float, float]:
+        """Seconds between which the step should lie; 1.28 sigmas on each side hold 80 %."""
+        factor = math.exp(sigmas * self.spread)
+        return self.step_seconds / factor, self.step_seconds * factor

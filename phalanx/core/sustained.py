@@ -1,0 +1,45 @@
+"""What programs reach of a data sheet: shares and latencies, fitted on published runs."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sustained:
+    """How much of its peaks one kind of accelerator gives to a training program.
+
+    Attributes:
+        name: of the set.
+        cores: units that share the tiles of a matrix product; 1 where tiles do not come in waves.
+        product: share of the peak that a very large matrix product reaches.
+        product_fp8: the same for 8-bit products, of the 8-bit peak.
+        depth: inner length of a product at which half of that is reached.
+        attention: share of the peak that fused attention reaches, of the scores it computes.
+        memory: share of the memory bandwidth that passes over tensors reach.
+        launch: seconds between the starts of two kernels, at the least.
+        domain: share of the one-way rate of the scale-up link in large collectives.
+        network: share of the one-way rate of the scale-out link.
+        jitter: share of a step that ranks wait for the slowest one, per doubling of the domains.
+        utilization: executed FLOP over peak, the same for all runs: the baseline that the rest of
+            the set has to beat.
+        spread: standard deviation of ln(measured / predicted) over the runs it was fitted on.
+        rows: how many runs that were; 0 means that the set is borrowed.
+        source: where it comes from.
+        assumed_peak: 16-bit FLOP/s to suppose of a part whose maker names none; 0 for others.
+    """
+
+    name: str
+    cores: int
+    product: float
+    product_fp8: float
+    depth: float
+    attention: float
+    memory: float
+    launch: float
+    domain: float
+    network: float
+    jitter: float
+    utilization: float
+    spread: float
+    rows: int
+    source: str
+    assumed_peak: float = 0.0

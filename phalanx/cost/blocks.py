@@ -1,0 +1,174 @@
+"""Which kernels a rank runs for one micro-batch: of a block, of the embedding, of the head.
+
+Symbols: T tokens of the micro-batch on one rank, s sequence length, h hidden, a heads, g kv heads,
+d head size, f ffn width, V vocabulary, E experts, K experts per token, t tp.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from phalanx.core.layout import Layout
+from phalanx.core.model import ModelShape
+from phalanx.cost.compute import Product, Scores, Sweep, Work
+from phalanx.cost.params import expert_tp
+from phalanx.cost.practice import Practice
+
+HALF = 2  # bytes of an activation
+LOSS_FORWARD, LOSS_BACKWARD = 14, 10  # bytes per logit: cast, maximum, exponent, sum; gradient
+
+
+@dataclass(frozen=True)
+class Slice:
+    """What one rank works on in one micro-batch.
+
+    Attributes:
+        shape: the model.
+        layout: degrees, mb, sp.
+        seq: s.
+        practice: how the program does it.
+    """
+
+    shape: ModelShape
+    layout: Layout
+    seq: int
+    practice: Practice
+
+    @property
+    def tokens(self) -> float:
+        """T: tokens that the products of this rank see."""
+        return self.layout.mb * self.seq / self.layout.cp
+
+    @property
+    def own_tokens(self) -> float:
+        """Tokens of the regions between products, which sp cuts."""
+        return self.tokens / (self.layout.tp if self.layout.sp else 1)
+
+
+def block_work(cut: Slice, *, routed: bool) -> tuple[Work, ...]:
+    """The kernels of one block, dense or with experts."""
+    shape, h = cut.shape, cut.shape.hidden
+    attention = _latent_attention(cut) if shape.is_mla else _attention(cut)
+    mlp = _experts(cut) if routed else _mlp(cut, "mlp", shape.ffn)
+    sums = 2 if cut.practice.dropout else 1
+    return (
+        _norm("attention norm", cut, h),
+        *attention,
+        _residual(cut, sums),
+        _norm("mlp norm", cut, h),
+        *mlp,
+        _residual(cut, sums),
+    )
+
+
+def head_work(cut: Slice) -> tuple[Work, ...]:
+    """Final norm, projection to the vocabulary, cross-entropy."""
+    V = cut.shape.vocab / cut.layout.tp
+    return (
+        _norm("final norm", cut, cut.shape.hidden),
+        Product("head", cut.tokens, V, cut.shape.hidden),
+        Sweep("loss", LOSS_FORWARD * V * cut.tokens, LOSS_BACKWARD * V * cut.tokens, 4),
+    )
+
+
+def embedding_work(cut: Slice) -> tuple[Work, ...]:
+    """Looking up rows, and adding their gradients up."""
+    moved = 2 * HALF * cut.shape.hidden * cut.tokens
+    return (Sweep("embedding", moved, 2 * moved, 2),)
+
+
+def _norm(name: str, cut: Slice, width: float) -> Sweep:
+    """Read and write; backward reads the input and the gradient, and writes one."""
+    size = HALF * width * cut.own_tokens
+    return Sweep(name, 2 * size, 3 * size)
+
+
+def _residual(cut: Slice, sums: int) -> Sweep:
+    """Add to the residual stream; with dropout and its one-byte mask in 2021's practice."""
+    size = HALF * cut.shape.hidden * cut.own_tokens
+    if cut.practice.dropout:
+        return Sweep("residual", 3.5 * size, 2.5 * size, sums)
+    return Sweep("residual", 3 * size, size, sums)
+
+
+def _attention(cut: Slice) -> Iterator[Work]:
+    shape, t, T = cut.shape, cut.layout.tp, cut.tokens
+    a, g, d, h = shape.heads / t, max(shape.kv_heads / t, 1), shape.head_dim, shape.hidden
+    yield Product("query, key, value", T, (a + 2 * g) * d, h)
+    if shape.positions == "rope":
+        rotated = HALF * (a + g) * d * T
+        yield Sweep("rotary positions", 2 * rotated, 2 * rotated, 2)
+    if shape.qk_norm:
+        normed = HALF * (a + g) * d * T
+        yield Sweep("query and key norm", 2 * normed, 3 * normed, 2)
+    yield from _core(cut, a, d, d)
+    yield Product("attention output", T, h, a * d)
+
+
+def _latent_attention(cut: Slice) -> Iterator[Work]:
+    """DeepSeek-V2 (arXiv:2405.04434), section 2.1; what compresses is whole on every rank."""
+    shape, t, T, h = cut.shape, cut.layout.tp, cut.tokens, cut.shape.hidden
+    a, qk = shape.heads / t, shape.qk_nope + shape.qk_rope
+    r_q, r_kv = shape.q_lora_rank, shape.kv_lora_rank
+    if r_q:
+        yield Product("query down", cut.own_tokens, r_q, h)
+        yield _norm("query norm", cut, r_q)
+        yield Product("query up", T, a * qk, r_q)
+    else:
+        yield Product("query", T, a * qk, h)
+    yield Product("key-value down", cut.own_tokens, r_kv + shape.qk_rope, h)
+    yield _norm("key-value norm", cut, r_kv)
+    yield Product("key-value up", T, a * (shape.qk_nope + shape.v_head), r_kv)
+    joined = HALF * a * (2 * qk + shape.v_head) * T
+    yield Sweep("join and rotate", 2 * joined, 2 * joined, 4)
+    yield from _core(cut, a, qk, shape.v_head)
+    yield Product("attention output", T, h, a * shape.v_head)
+
+
+def _core(cut: Slice, a: float, qk: int, v: int) -> Iterator[Work]:
+    """Scores and what they select: fused, or with every score in memory."""
+    T, s = cut.tokens, cut.seq
+    if cut.practice.fused_attention:
+        yield Scores("attention", 2 * T * (s / 2) * a * (qk + v))
+        return
+    heads, rows = a * cut.layout.mb, s / cut.layout.cp
+    scores = HALF * a * s * T
+    yield Product("scores", rows, s, qk, heads, "core", weights=False)
+    yield Sweep("softmax", 2 * scores, 3 * scores, 1, "core")
+    if cut.practice.dropout:
+        yield Sweep("score dropout", 2.5 * scores, 2.5 * scores, 1, "core")
+    yield Product("selected values", rows, v, s, heads, "core", weights=False)
+    turned = HALF * a * (2 * qk + 2 * v) * T
+    yield Sweep("transpose heads", 2 * turned, 2 * turned, 4)
+
+
+def _mlp(cut: Slice, name: str, f: float) -> Iterator[Work]:
+    shape, t, T = cut.shape, cut.layout.tp, cut.tokens
+    inputs = 2 if shape.activation == "swiglu" else 1
+    yield Product(f"{name} up", T, inputs * f / t, shape.hidden)
+    yield _activation(f"{name} activation", inputs, f / t * T)
+    yield Product(f"{name} down", T, shape.hidden, f / t)
+
+
+def _activation(name: str, inputs: int, elements: float) -> Sweep:
+    size = HALF * elements
+    return Sweep(name, (inputs + 1) * size, (2 * inputs + 1) * size)
+
+
+def _experts(cut: Slice) -> Iterator[Work]:
+    """Router, tokens in the order of experts and back, experts of equal load, shared experts."""
+    shape, layout = cut.shape, cut.layout
+    f, K, h = shape.moe_ffn or shape.ffn, shape.top_k, shape.hidden
+    t = expert_tp(layout)
+    mine = shape.experts / layout.ep
+    tokens = cut.own_tokens if t == 1 else cut.tokens
+    each = tokens * K / mine
+    inputs = 2 if shape.activation == "swiglu" else 1
+    yield Product("router", cut.own_tokens, shape.experts, h)
+    moved = HALF * K * h * tokens
+    yield Sweep("dispatch", 3 * moved, 3 * moved, 6)
+    yield Product("experts up", each, inputs * f / t, h, mine)
+    yield _activation("experts activation", inputs, f / t * tokens * K)
+    yield Product("experts down", each, h, f / t, mine)
+    yield Sweep("combine", 3 * moved, 3 * moved, 6)
+    if shape.shared_experts:
+        yield from _mlp(cut, "shared experts", shape.shared_experts * f)

@@ -1,0 +1,184 @@
+"""Predicts published runs, and says how far off the predictions are.
+
+Nothing here looks at a row's id, source or measured value before its prediction is made.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from phalanx.core.errors import RefusedError, UsageError
+from phalanx.core.estimate import Estimate
+from phalanx.cost.flops import flops_per_token, recompute_flops_per_token
+from phalanx.plan.estimate import answer
+from phalanx.plan.question import Question, ask
+from phalanx.plan.rows import PublishedRun, Row, UnusableError, read_run
+from phalanx.plan.stages import block_cost
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What was predicted for one row, beside what was published.
+
+    Attributes:
+        id: of the row.
+        skipped: why nothing was predicted; empty if something was.
+        complete: the row names its layout completely.
+        seconds, baseline_seconds: of a step: ours, and at constant utilisation.
+        published_seconds: as published.
+        peak_bytes, published_peak_bytes: of the worst rank, by the meaning of the source.
+        fits: whether ours fits into the device.
+        spread: see `Estimate.spread`.
+        layout: the one that was priced.
+        assumptions: what the row left open.
+    """
+
+    id: str
+    skipped: str = ""
+    complete: bool = False
+    seconds: float | None = None
+    baseline_seconds: float | None = None
+    published_seconds: float | None = None
+    peak_bytes: float | None = None
+    published_peak_bytes: float | None = None
+    fits: bool = True
+    spread: float = 0.0
+    layout: str = ""
+    assumptions: tuple[str, ...] = ()
+
+    @property
+    def time_error(self) -> float | None:
+        """(predicted - published) / published seconds."""
+        return _error(self.seconds, self.published_seconds)
+
+    @property
+    def baseline_error(self) -> float | None:
+        """The same for the baseline."""
+        return _error(self.baseline_seconds, self.published_seconds)
+
+    @property
+    def memory_error(self) -> float | None:
+        """(predicted - published) / published bytes."""
+        return _error(self.peak_bytes, self.published_peak_bytes)
+
+
+def _error(predicted: float | None, published: float | None) -> float | None:
+    if predicted is None or published is None:
+        return None
+    return predicted / published - 1
+
+
+def predict(row: Row) -> Prediction:
+    """Predict one row; what cannot be predicted says why."""
+    try:
+        run = read_run(row)
+        return _one_layer(run) if run.one_layer else _whole_step(run)
+    except (UnusableError, RefusedError, UsageError) as reason:
+        return Prediction(id=row.get("id", ""), skipped=str(reason))
+
+
+def predict_all(rows: Iterable[Row]) -> list[Prediction]:
+    """Predict every row."""
+    return [predict(row) for row in rows]
+
+
+def _question(run: PublishedRun, index: int) -> Question:
+    return ask(run.shape, run.cluster, run.layouts[index], run.seq, run.batch, run.practice)
+
+
+def _one_layer(run: PublishedRun) -> Prediction:
+    question = _question(run, 0)
+    seconds = block_cost(question, routed=question.shape.is_moe).seconds.total
+    return Prediction(
+        id=run.id,
+        complete=run.complete,
+        seconds=seconds * question.micro_batches,
+        baseline_seconds=None,
+        published_seconds=run.step_seconds,
+        spread=question.rates.spread,
+        layout=str(question.layout),
+        assumptions=(*run.assumptions, "forward and backward of one block"),
+    )
+
+
+def _whole_step(run: PublishedRun) -> Prediction:
+    question, found = _choose(run)
+    peak = found.worst_rank.total if run.reserved else found.worst_rank.allocated
+    return Prediction(
+        id=run.id,
+        complete=run.complete,
+        seconds=found.step_seconds,
+        baseline_seconds=baseline(question),
+        published_seconds=run.step_seconds,
+        peak_bytes=peak,
+        published_peak_bytes=run.peak_bytes,
+        fits=found.fits,
+        spread=found.spread,
+        layout=str(found.layout),
+        assumptions=run.assumptions,
+    )
+
+
+def _choose(run: PublishedRun) -> tuple[Question, Estimate]:
+    """The layout of the row; of several, the fastest of those with the least recomputation that fit."""
+    asked = []
+    reason: Exception = UnusableError("no layout")
+    for index in range(len(run.layouts)):
+        try:
+            question = _question(run, index)
+            asked.append((question, answer(question)))
+        except RefusedError as refusal:
+            reason = refusal
+    if not asked:
+        raise reason
+    fitting = [pair for pair in asked if pair[1].fits] or asked[-1:]
+    order = ("none", "selective", "full")
+    least = min(order.index(q.layout.recompute) for q, _ in fitting)
+    candidates = [pair for pair in fitting if pair[0].layout.recompute == order[least]]
+    return min(candidates, key=lambda pair: pair[1].step_seconds)
+
+
+def baseline(question: Question) -> float:
+    """Seconds at constant utilisation: executed FLOP at one share of the peak per accelerator."""
+    shape, layout, seq = question.shape, question.layout, question.seq
+    flops = flops_per_token(shape, seq, causal=False) + recompute_flops_per_token(
+        shape, seq, layout.recompute, causal=False
+    )
+    reached = question.rates.utilization * question.machine.peak * layout.ranks
+    return question.tokens * flops / reached
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Absolute errors of some predictions; fractions, not percent."""
+
+    count: int
+    mean: float
+    median: float
+    p90: float
+    worst: float
+    bias: float
+
+
+def errors(signed: Sequence[float]) -> Errors | None:
+    """Summarise signed errors; None if there are none."""
+    if not signed:
+        return None
+    sizes = sorted(abs(error) for error in signed)
+    return Errors(
+        count=len(sizes),
+        mean=statistics.fmean(sizes),
+        median=statistics.median(sizes),
+        p90=percentile(sizes, 0.9),
+        worst=sizes[-1],
+        bias=statistics.median(signed),
+    )
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The value below which `share` of the ordered values lie, interpolated."""
+    place = share * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])

@@ -1,0 +1,382 @@
+"""Reads published training runs: what each row of a table says about model, devices, layout, result.
+
+The columns are those of the files in `benchmarks/published/`. What a row leaves open is filled in by
+one rule for all rows, and the rule is noted with the row.
+"""
+
+import csv
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+from phalanx.catalog import load
+from phalanx.core.cluster import Accelerator, Cluster, Link
+from phalanx.core.errors import UsageError
+from phalanx.core.layout import Layout
+from phalanx.core.model import ModelShape
+from phalanx.cost.flops import flops_per_token, recompute_flops_per_token
+from phalanx.cost.practice import MEGATRON_2021, MEGATRON_CORE, Practice
+
+Row = Mapping[str, str]
+
+GPT_VOCABULARY = 51200  # of GPT-2, padded as Megatron-LM pads it, where a row names none
+GIB = 2**30
+SCHEDULES = {
+    "": "",
+    "1f1b": "1f1b",
+    "gpipe": "gpipe",
+    "interleaved 1f1b": "interleaved",
+    "1f1b-i": "interleaved",
+    "interleaved": "interleaved",
+    "zb-1p": "zb-h1",
+    "zb-h1": "zb-h1",
+    "zb-2p": "zb-h2",
+    "zb-h2": "zb-h2",
+    "zb-v": "zb-v",
+    "zbv": "zb-v",
+    "dualpipe": "dualpipe",
+    "dualpipev": "dualpipev",
+}
+ONE_LAYER = re.compile(r"one layer", re.IGNORECASE)
+COUNTS_RECOMPUTE = re.compile(r"counts? recompute", re.IGNORECASE)
+COUNTS_CAUSAL = re.compile(r"causal half|causal-halved attention\b(?<!not causal-halved attention)")
+NETWORK = re.compile(r"inter-node (\d+) ?\(?Gb/s", re.IGNORECASE)
+
+
+class UnusableError(Exception):
+    """A row that says too little; the message says what is missing."""
+
+
+@dataclass(frozen=True)
+class PublishedRun:
+    """A row as values.
+
+    Attributes:
+        id: of the row; only ever printed.
+        shape: the model.
+        cluster: the devices.
+        layouts: the layouts that the row leaves open; one, if it says everything.
+        seq: tokens per sequence.
+        batch: sequences per step.
+        practice: what its program did.
+        one_layer: forward and backward of one block were measured, not a step.
+        step_seconds: as published; None if it was not.
+        peak_bytes: as published; None if it was not.
+        reserved: the published peak is what the allocator reserved, not what was allocated.
+        complete: the row names its layout completely.
+        assumptions: what the row left open, and how it was filled in.
+    """
+
+    id: str
+    shape: ModelShape
+    cluster: Cluster
+    layouts: tuple[Layout, ...]
+    seq: int
+    batch: int
+    practice: Practice
+    one_layer: bool
+    step_seconds: float | None
+    peak_bytes: float | None
+    reserved: bool
+    complete: bool
+    assumptions: tuple[str, ...]
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a CSV file.
+
+    Raises:
+        UsageError: a column that every file has is missing.
+    """
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for column in ("id", "layers", "hidden", "seq_len", "gpu", "n_gpus", "dtype"):
+        if rows and column not in rows[0]:
+            raise UsageError(f"{path.name} has no column {column!r}")
+    return rows
+
+
+def read_run(row: Row) -> PublishedRun:
+    """One row as values.
+
+    Raises:
+        UnusableError: it says too little to be predicted.
+    """
+    assumptions: list[str] = []
+    shape = read_shape(row, assumptions)
+    cluster = _cluster(row, assumptions)
+    practice = MEGATRON_2021 if row["dtype"] == "fp16" else MEGATRON_CORE
+    seq = _need(row, "seq_len")
+    batch = _batch(row, seq)
+    layouts = tuple(_layouts(row, shape, batch, assumptions))
+    seconds = published_seconds(row, shape, layouts[0], seq, batch)
+    peak = _float(row, "peak_mem_GB")
+    notes = row.get("notes", "")
+    return PublishedRun(
+        id=row["id"],
+        shape=shape,
+        cluster=cluster,
+        layouts=layouts,
+        seq=seq,
+        batch=batch,
+        practice=practice,
+        one_layer=bool(ONE_LAYER.search(row.get("model", ""))),
+        step_seconds=seconds,
+        peak_bytes=None if peak is None else peak * GIB,
+        reserved="reserved" in notes and "ALLOCATED" not in notes,
+        complete=row.get("layout_complete", "yes") == "yes",
+        assumptions=tuple(assumptions),
+    )
+
+
+def read_shape(row: Row, assumptions: list[str]) -> ModelShape:
+    """The model: sizes from the row, the rest from the catalog or from the parameter count."""
+    known = _catalog_model(row.get("model", ""))
+    layers, hidden = _int(row, "layers"), _int(row, "hidden")
+    if known is not None and layers is None and hidden is None:
+        assumptions.append(f"sizes of {known.name} from the catalog")
+        return known
+    if layers is None or hidden is None:
+        raise UnusableError("no layers or hidden size, and the catalog does not know the model")
+    if known is not None and known.hidden == hidden:
+        return _of_catalog(row, known, layers)
+    return _inferred(row, layers, hidden, assumptions)
+
+
+def _of_catalog(row: Row, known: ModelShape, layers: int) -> ModelShape:
+    """A catalog model with the sizes that the row changes."""
+    changed = {
+        key: value
+        for key, column in (
+            ("heads", "heads"),
+            ("kv_heads", "kv_heads"),
+            ("vocab", "vocab"),
+            ("experts", "experts"),
+        )
+        if (value := _int(row, column)) and not (key == "kv_heads" and known.is_mla)
+    }
+    return replace(known, layers=layers, **changed)
+
+
+def _inferred(row: Row, layers: int, hidden: int, assumptions: list[str]) -> ModelShape:
+    """The block, tying and vocabulary that come nearest to the row's parameter count."""
+    heads = _int(row, "heads") or max(hidden // 128, 1)
+    vocab = _int(row, "vocab")
+    if vocab is None:
+        vocab = GPT_VOCABULARY
+        assumptions.append(f"vocabulary {GPT_VOCABULARY}")
+    ffn = _int(row, "ffn") or 0
+    experts = _int(row, "experts") or 0
+    base = ModelShape(
+        name=row.get("model", "custom"),
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=_int(row, "kv_heads") or heads,
+        ffn=ffn,
+        vocab=vocab,
+        experts=experts,
+        top_k=_int(row, "topk") or (1 if experts else 0),
+        moe_ffn=_int(row, "moe_ffn") or 0,
+        shared_experts=_int(row, "shared_experts") or 0,
+        norm="layernorm",
+        activation="gelu",
+        positions="learned",
+        bias=True,
+        max_positions=_need(row, "seq_len"),
+    )
+    llama = replace(
+        base, norm="rmsnorm", activation="swiglu", positions="rope", bias=False, ffn=ffn
+    )
+    gated = experts > 0 or base.kv_heads != heads or bool(ffn and ffn != 4 * hidden)
+    named = re.search(r"llama|qwen|mi[sx]tral|deepseek|gemma|swiglu", base.name, re.IGNORECASE)
+    styles = [llama] if gated or named else [base, llama]
+    candidates = [replace(style, tied=tied) for style, tied in product(styles, (True, False))]
+    total = _float(row, "params_B")
+    if total is None or ONE_LAYER.search(base.name) or "cut to" in base.name:
+        return candidates[0] if styles == [base] else replace(styles[0], tied=styles[0] is base)
+    return min(candidates, key=lambda shape: abs(shape.params() / (total * 1e9) - 1))
+
+
+def _catalog_model(name: str) -> ModelShape | None:
+    """The catalog model whose name is the beginning of the row's, punctuation aside."""
+    wanted = _plain(name)
+    best = None
+    for entry in load.models():
+        for alias in (entry.shape.name, *entry.aliases):
+            plain = _plain(alias)
+            if wanted.startswith(plain) and (best is None or len(plain) > best[0]):
+                best = (len(plain), entry.shape)
+    return best[1] if best and not ONE_LAYER.search(name) else None
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _cluster(row: Row, assumptions: list[str]) -> Cluster:
+    device = _accelerator(row)
+    stated = NETWORK.search(row.get("notes", ""))
+    if stated:
+        per_device = float(stated[1]) * 1e9 / 8 / device.per_host
+        device = replace(device, network=replace(device.network, bandwidth=per_device))
+        assumptions.append(f"network {stated[1]} Gb/s per host, as the row says")
+    return Cluster(name=row["gpu"], accelerator=device, count=_need(row, "n_gpus"))
+
+
+def _accelerator(row: Row) -> Accelerator:
+    """The catalog accelerator of that name whose memory is nearest; of several, the first."""
+    wanted, memory = _plain(row["gpu"]), _float(row, "gpu_mem_GB")
+    found = []
+    for device in load.accelerators():
+        names = [_plain(name) for name in _names(device)]
+        if any(name.startswith(wanted) or wanted.startswith(name) for name in names):
+            found.append((wanted not in names, device))
+    if not found:
+        raise UnusableError(f"the catalog has no accelerator {row['gpu']!r}")
+    if memory is None:
+        return min(found, key=lambda pair: pair[0])[1]
+    return min(found, key=lambda pair: (abs(pair[1].memory / 1e9 - memory) > 10, pair[0]))[1]
+
+
+def _names(device: Accelerator) -> tuple[str, ...]:
+    table = load.read_toml(load.ROOT / "accelerators" / f"{device.name}.toml")
+    return (device.name, *table.get("aliases", ()))
+
+
+def _batch(row: Row, seq: int) -> int:
+    batch, tokens = _int(row, "global_batch_seqs"), _float(row, "tokens_per_batch")
+    if batch is None and tokens is None:
+        raise UnusableError("no batch")
+    return batch if batch is not None else max(round((tokens or 0) / seq), 1)
+
+
+def _layouts(row: Row, shape: ModelShape, batch: int, assumptions: list[str]) -> Iterator[Layout]:
+    """The layout of the row; several, where it leaves micro-batch or recomputation open."""
+    tp, cp, pp = (_int(row, key) or 1 for key in ("tp", "cp", "pp"))
+    ranks = _need(row, "n_gpus")
+    dp = _int(row, "dp") or max(ranks // (tp * cp * pp), 1)
+    schedule, v, stages = _schedule(row, shape, pp)
+    recompute = _recompute(row, assumptions)
+    base = Layout(
+        dp=dp,
+        pp=pp,
+        tp=tp,
+        cp=cp,
+        ep=_int(row, "ep") or 1,
+        zero=_zero(row),
+        v=v,
+        schedule=schedule,
+        stages=stages,
+        precision=row["dtype"],
+        sp=row.get("sequence_parallel", "").startswith("yes") or row["dtype"] != "fp16",
+    )
+    sizes = _micro_batches(row, dp, batch, assumptions)
+    for mb, mode in product(sizes, recompute):
+        yield replace(base, mb=mb, recompute=mode)
+
+
+def _micro_batches(row: Row, dp: int, batch: int, assumptions: list[str]) -> list[int]:
+    mb = _int(row, "micro_batch")
+    if mb is not None:
+        return [mb]
+    assumptions.append("best micro-batch of 1, 2, 4, 8")
+    return [size for size in (1, 2, 4, 8) if batch % (dp * size) == 0] or [1]
+
+
+def _recompute(row: Row, assumptions: list[str]) -> list[str]:
+    text = row.get("recompute", "").lower()
+    if not text:
+        assumptions.append("least recomputation that fits")
+        return ["none", "selective", "full"]
+    if text.startswith("full"):
+        return ["full"]
+    return ["none"] if text == "none" else ["selective"]
+
+
+def _zero(row: Row) -> int:
+    """ZeRO stage; a row that names none shards the optimizer unless its program could not yet."""
+    text = row.get("zero_stage_or_fsdp", "").lower()
+    if "fsdp" in text or "hsdp" in text:
+        return 3
+    digit = re.search(r"zero-?(\d)", text)
+    if digit:
+        return int(digit[1])
+    return 0 if row["dtype"] == "fp16" or text == "none" else 1
+
+
+def _schedule(row: Row, shape: ModelShape, pp: int) -> tuple[str, int, tuple[int, ...]]:
+    """Name, stages per rank, and layers of each stage where they are not as even as can be."""
+    text, chunks = row.get("schedule", "").lower().strip(), row.get("vpp", "")
+    if text not in SCHEDULES:
+        raise UnusableError(f"unknown schedule {text!r}")
+    name = SCHEDULES[text]
+    v = _int(row, "vpp") or 1
+    if pp == 1:
+        return "1f1b", 1, ()
+    if chunks.startswith("max"):
+        v = -(-shape.layers // pp)
+        if v * pp > shape.layers:
+            bare = v * pp - shape.layers  # embedding and head stand alone
+            return "interleaved", v, (0, *(1,) * (v * pp - 2), 2 - bare)
+        return "interleaved", v, ()
+    if name in ("zb-v", "dualpipev"):
+        return name, 2, ()
+    if v > 1:
+        return "interleaved", v, ()
+    return name or "1f1b", 1, ()
+
+
+def published_seconds(
+    row: Row, shape: ModelShape, layout: Layout, seq: int, batch: int
+) -> float | None:
+    """The step time of a row: as given, or from tokens/s, or from FLOP/s by its convention."""
+    given = _float(row, "step_time_s")
+    if given is not None:
+        return given
+    tokens, ranks = seq * batch, layout.ranks
+    rate = _float(row, "tokens_per_s_per_gpu")
+    if rate is not None:
+        return tokens / (rate * ranks)
+    flops = _float(row, "tflops_per_gpu")
+    mfu, peak = _float(row, "mfu_pct"), _float(row, "peak_tflops_dense")
+    if flops is None and mfu is not None and peak is not None:
+        flops = mfu / 100 * peak
+    if flops is None:
+        return None
+    return tokens * _counted(row, shape, layout, seq) / (flops * 1e12 * ranks)
+
+
+def _counted(row: Row, shape: ModelShape, layout: Layout, seq: int) -> float:
+    """FLOP per token as the row counts them.
+
+    Full attention, except with FP8, whose programs count the causal half; recomputation only
+    where the FLOP/s are those of the row's HFU.
+    """
+    causal = row["dtype"].startswith("fp8")
+    needed = flops_per_token(shape, seq, causal)
+    hardware = _float(row, "hfu_pct") is not None and _float(row, "mfu_pct") is None
+    if hardware or COUNTS_RECOMPUTE.search(row.get("notes", "")):
+        needed += recompute_flops_per_token(shape, seq, layout.recompute, causal)
+    return needed
+
+
+def _need(row: Row, key: str) -> int:
+    value = _int(row, key)
+    if value is None:
+        raise UnusableError(f"no {key}")
+    return value
+
+
+def _int(row: Row, key: str) -> int | None:
+    value = _float(row, key)
+    return None if value is None else round(value)
+
+
+def _float(row: Row, key: str) -> float | None:
+    try:
+        return float(row.get(key) or "")
+    except ValueError:
+        return None
