@@ -25,7 +25,7 @@ from phalanx.verify.pool import RankPool
 from phalanx.verify.reference import ReferenceStep, reference_steps
 
 Tables = Mapping[str, Mapping[str, Any]]
-Tamper = Callable[[Engine], None]
+Tamper = Callable[[Engine], Engine]
 
 MODEL = {"hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 128, "vocab": 96}
 RECIPE = {"seq": 32, "steps": 10, "warmup": 2, "clip": 0.5, "init_std": 0.1}
@@ -128,19 +128,12 @@ def _batch(layout: Layout) -> int:
     return layout.dp * layout.mb * (-(-wanted // multiple) * multiple)
 
 
-def verify(
-    pool: RankPool,
-    case: Case,
-    group_type: GroupType | None = None,
-    tamper: Tamper | None = None,
-) -> Outcome:
+def verify(pool: RankPool, case: Case) -> Outcome:
     """Ask the oracle.
 
     Args:
         pool: with at least as many ranks as the layout.
         case: the question.
-        group_type: carries the messages; a mutated one tests the oracle itself.
-        tamper: called with every rank's engine before its first step; for the same purpose.
 
     Raises:
         RefusedError: the layout cannot run this model; the message says what can.
@@ -148,15 +141,16 @@ def verify(
     refuse_untrainable(case.run)
     began = time.perf_counter()
     (references,) = pool.run(1, reference_job, case)
-    return compare(pool, case, references, (group_type, tamper), began)
+    outcome = compare(pool, case, references)
+    return replace(outcome, seconds=time.perf_counter() - began)
 
 
 def compare(
     pool: RankPool,
     case: Case,
     references: list[ReferenceStep],
-    mutation: tuple[GroupType | None, Tamper | None] = (None, None),
-    began: float | None = None,
+    group_type: GroupType | None = None,
+    tamper: Tamper | None = None,
 ) -> Outcome:
     """Take the steps of the layout and compare them with those of a reference.
 
@@ -164,12 +158,13 @@ def compare(
         pool: with at least as many ranks as the layout.
         case: the question.
         references: the steps of one device.
-        mutation: what carries the messages, and what is done to every rank's engine.
-        began: when the clock of the outcome started, by `time.perf_counter`; None is now.
+        group_type: carries the messages; a mutated one tests the oracle itself.
+        tamper: makes every rank's engine another one before its first step; for the same purpose.
     """
-    start = time.perf_counter() if began is None else began
-    reports = pool.run(case.run.layout.ranks, layout_job, case, references, *mutation)
-    return _conclude(case, references, reports, time.perf_counter() - start)
+    began = time.perf_counter()
+    ranks = case.run.layout.ranks
+    reports = pool.run(ranks, layout_job, case, references, group_type, tamper)
+    return _conclude(case, references, reports, time.perf_counter() - began)
 
 
 def reference_job(case: Case) -> list[ReferenceStep]:
@@ -187,7 +182,7 @@ def layout_job(
     mesh = build_mesh(case.run.layout, torch.device("cpu"), group_type)
     engine = build_engine(case.run, mesh)
     if tamper is not None:
-        tamper(engine)
+        engine = tamper(engine)
     stream = case.stream()
     losses, norms, seen = [], [], list[Seen]()
     for step, reference in enumerate(references):

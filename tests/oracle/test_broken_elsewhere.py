@@ -1,0 +1,281 @@
+"""Cases in which other training systems took a wrong step."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from phalanx.core.errors import RefusedError
+from phalanx.core.layout import Layout
+from phalanx.core.run import Run
+from phalanx.data.batches import IGNORED, Batch
+from phalanx.data.synthetic import SyntheticStream
+from phalanx.train.limits import refuse_untrainable
+from phalanx.train.mesh import build_mesh
+from phalanx.train.model.block import Block
+from phalanx.train.step import build_engine, evaluate, forward_backward
+from phalanx.verify.cases import Question
+from phalanx.verify.oracle import Case, RankReport, default_case, layout_job, reference_job, verify
+from phalanx.verify.pool import RankPool
+
+pytestmark = pytest.mark.ranks
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved v=2")
+
+
+def reports(ranks: RankPool, case: Case) -> list[RankReport]:
+    """What every rank saw, without a verdict."""
+    (references,) = ranks.run(1, reference_job, case)
+    return ranks.run(case.run.layout.ranks, layout_job, case, references)
+
+
+def norms_of(ranks: RankPool, case: Case) -> list[float]:
+    """The gradient norm of each step, which is the same on every rank."""
+    norms = [report.norms for report in reports(ranks, case)]
+    assert all(one == norms[0] for one in norms)
+    return norms[0]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_twelve_micro_batches_make_one_batch_of_twelve(ranks: RankPool, schedule: str) -> None:
+    case = Question(f"pp=2 schedule={schedule}", tables={"recipe": {"batch": 12}}).case()
+    assert case.run.micro_batches == 12
+    assert verify(ranks, case).complaints == []
+
+
+def test_the_norm_does_not_depend_on_the_size_of_micro_batches(ranks: RankPool) -> None:
+    tables = {"recipe": {"batch": 32}}
+    few, many = (Question(f"pp=2 mb={mb}", tables=tables).case() for mb in (8, 2))
+    assert (few.run.micro_batches, many.run.micro_batches) == (4, 16)
+    assert norms_of(ranks, few) == pytest.approx(norms_of(ranks, many), rel=1e-13)
+
+
+@pytest.mark.parametrize(("precision", "near"), [("fp32", 1e-6), ("bf16", 2e-3)])
+def test_every_zero_stage_sees_the_same_norm_of_the_same_samples(
+    ranks: RankPool, precision: str, near: float
+) -> None:
+    frozen = {"recipe": {"batch": 32, "learning_rate": 0.0, "clip": 1e9, "weight_decay": 0.0}}
+    norms = {
+        (mb, zero): norms_of(
+            ranks,
+            Question(f"dp=2 zero={zero} mb={mb} precision={precision}", tables=frozen).case(1),
+        )
+        for mb in (16, 4)
+        for zero in range(4)
+    }
+    for (mb, zero), norm in norms.items():
+        assert norm == pytest.approx(norms[mb, 0], rel=1e-6), (mb, zero)
+        assert norm == pytest.approx(norms[16, 0], rel=near), (mb, zero)
+
+
+def test_ranks_with_six_and_two_valid_tokens_share_one_mean(ranks: RankPool) -> None:
+    case = Question("dp=2", tables={"recipe": {"seq": 8, "batch": 2}}).case()
+    valid = [(case.stream().batch(0, [i]).targets != IGNORED).sum() for i in range(2)]
+    assert valid == [6, 2]
+    assert verify(ranks, case).complaints == []
+
+
+@pytest.mark.parametrize("zero", [0, 1, 3])
+def test_a_rank_without_a_single_target_takes_part(ranks: RankPool, zero: int) -> None:
+    case = Question(f"dp=2 zero={zero}", masked="holes").case()
+    assert (case.stream().batch(0, range(4, 8)).targets == IGNORED).all()
+    assert verify(ranks, case).complaints == []
+
+
+class NothingToLearn(Case):
+    """A batch without a target."""
+
+    def stream(self) -> SyntheticStream:
+        """As usual, but every target is masked."""
+        usual = super().stream()
+        return _Blind(usual.vocab, usual.seq, usual.batch_size, usual.seed)
+
+
+class _Blind(SyntheticStream):
+    def batch(self, step: int, positions: range | list[int]) -> Batch:
+        batch = super().batch(step, positions)
+        return replace(batch, targets=np.full_like(batch.targets, IGNORED))
+
+
+@pytest.mark.parametrize("layout", ["dp=2 zero=1", "tp=2", "pp=2"])
+def test_a_batch_without_a_single_target_leaves_only_weight_decay(
+    ranks: RankPool, layout: str
+) -> None:
+    outcome = verify(ranks, NothingToLearn(default_case(Layout.parse(layout)).run))
+    assert outcome.complaints == []
+    assert outcome.errors["loss"] == 0
+
+
+@pytest.mark.parametrize("precision", ["fp64", "fp32"])
+def test_copies_under_sequence_parallelism_stay_equal_over_twenty_steps(
+    ranks: RankPool, precision: str
+) -> None:
+    outcome = verify(ranks, Question(f"tp=2 mb=8 precision={precision}", ("gpt",)).case(20))
+    assert [text for text in outcome.complaints if "differs between ranks" in text] == []
+    if precision == "fp64":
+        assert outcome.complaints == []
+
+
+def two_stages(names: Iterable[str]) -> tuple[set[str], set[str]]:
+    """The parameters of the first half of a model of four layers, and of the other."""
+    first = {n for n in names if n.startswith(("embedding", "blocks.0", "blocks.1"))}
+    return first, set(names) - first
+
+
+@pytest.mark.parametrize("layout", ["pp=2", "pp=2 tp=2", "dp=4 shard=2 zero=2"])
+@pytest.mark.parametrize("kind", [2.0, float("inf")])
+def test_a_stage_with_huge_gradients_is_clipped_with_all_others(
+    ranks: RankPool, layout: str, kind: float
+) -> None:
+    steep = {"recipe": {"init_std": 1.0, "clip": 1.0, "clip_norm": kind}}
+    case = Question(layout, ("sgd",), tables=steep).case(steps=2)
+    (references,) = ranks.run(1, reference_job, case)
+    first, last = (
+        sum(g.norm().item() ** 2 for name, g in references[0].grads.items() if name in stage)
+        for stage in two_stages(references[0].grads)
+    )
+    assert first > 100 * last > 100
+    assert verify(ranks, case).complaints == []
+
+
+def blocks_here(run: Run) -> list[str]:
+    """The names of the blocks that this rank builds."""
+    engine = build_engine(run, build_mesh(run.layout, torch.device("cpu")))
+    return [
+        part.attention.q.prefix.removesuffix(".attention.q")
+        for stage in engine.executor.stages.values()
+        for part in stage.parts
+        if isinstance(part, Block)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("layers", "layout"),
+    [(30, "pp=4"), (40, "pp=8 v=2 schedule=interleaved"), (7, "pp=2"), (7, "pp=3 stages=1+5+1")],
+)
+def test_the_ranks_build_every_layer_once(ranks: RankPool, layers: int, layout: str) -> None:
+    small = {"model": {"layers": layers, "hidden": 8, "heads": 2, "kv_heads": 1, "ffn": 8}}
+    run = Question(layout, tables=small).case().run
+    built = ranks.run(run.layout.ranks, blocks_here, run)
+    assert sorted(name for rank in built for name in rank) == sorted(
+        f"blocks.{i}" for i in range(layers)
+    )
+
+
+def test_seven_layers_over_two_stages_take_the_same_step(ranks: RankPool) -> None:
+    case = Question("pp=2 mb=4", tables={"model": {"layers": 7}}).case()
+    assert case.run.layout.layers_of_stages(7) == (4, 3)
+    assert verify(ranks, case).complaints == []
+
+
+def test_kv_heads_that_tp_cannot_split_are_refused_with_what_works() -> None:
+    case = default_case(Layout.parse("tp=4"))
+    with pytest.raises(RefusedError, match=r"2 kv heads .* tp=4; tp can be 1, 2"):
+        refuse_untrainable(case.run)
+
+
+class Alone(Case):
+    """Two documents, packed into one sequence or each in a sequence of its own."""
+
+    def stream(self) -> SyntheticStream:
+        """The documents as `documents` says."""
+        return _TwoDocuments(self.run.model.vocab, 32, self.run.recipe.batch, 0)
+
+
+class _TwoDocuments(SyntheticStream):
+    """Documents of 12 and 20 tokens; a batch of one packs them, a batch of two does not."""
+
+    def batch(self, step: int, positions: range | list[int]) -> Batch:
+        words = np.random.default_rng(step).integers(0, self.vocab, 32)
+        where = np.concatenate([np.arange(12), np.arange(20)])
+        owner = (np.arange(32) >= 12).astype(np.int32)
+        targets = np.roll(words, -1)
+        targets[[11, 31]] = IGNORED
+        packed = [words, targets, where, owner]
+        if self.batch_size == 1:
+            rows = [packed]
+        else:
+            rows = [self._row(packed, slice(0, 12)), self._row(packed, slice(12, 32))]
+        tokens, targets, where, owner = (np.stack(column) for column in zip(*rows, strict=True))
+        batch = Batch(tokens=tokens, targets=targets, positions=where, documents=owner)
+        chosen = list(positions)
+        return Batch(
+            **{key: value[chosen] for key, value in vars(batch).items() if value is not None}
+        )
+
+    @staticmethod
+    def _row(packed: list[np.ndarray], part: slice) -> list[np.ndarray]:
+        """One document, and padding that no loss counts."""
+        length = part.stop - part.start
+        fills = (0, IGNORED, 0, 1)
+        return [
+            np.concatenate([column[part], np.full(32 - length, fill, dtype=column.dtype)])
+            for column, fill in zip(packed, fills, strict=True)
+        ]
+
+
+def test_two_packed_documents_learn_what_they_learn_alone(ranks: RankPool) -> None:
+    usual = default_case(Layout.parse("dp=1")).run
+    together, apart = (
+        Alone(replace(usual, recipe=replace(usual.recipe, batch=batch))) for batch in (1, 2)
+    )
+    (packed,) = ranks.run(1, reference_job, together)
+    (alone,) = ranks.run(1, reference_job, apart)
+    assert [step.loss for step in packed] == pytest.approx([s.loss for s in alone], rel=1e-13)
+    assert [s.grad_norm for s in packed] == pytest.approx([s.grad_norm for s in alone], rel=1e-12)
+
+
+@pytest.mark.parametrize("layout", ["dp=1", "pp=2", "tp=2"])
+def test_a_layout_keeps_packed_documents_apart(ranks: RankPool, layout: str) -> None:
+    usual = default_case(Layout.parse(layout)).run
+    run = replace(usual, recipe=replace(usual.recipe, batch=1))
+    assert verify(ranks, Alone(run)).complaints == []
+
+
+@pytest.mark.parametrize("layout", ["tp=2", "tp=2 sp=off", "dp=2 zero=3", "pp=2"])
+def test_dropout_falls_on_the_same_elements_when_blocks_are_recomputed(
+    ranks: RankPool, layout: str
+) -> None:
+    case = Question(f"{layout} mb=2 recompute=full", ("dropout",)).case()
+    assert verify(ranks, case).complaints == []
+
+
+def validation_loss(run: Run) -> float:
+    """The loss of one batch, forward only, with the micro-batches of the training schedule."""
+    engine = build_engine(run, build_mesh(run.layout, torch.device("cpu")))
+    executor = engine.forward_executor(run.micro_batches, run.layout.mb, engine.executor_seq)
+    stream = Case(run).stream()
+    return evaluate(engine, executor, stream.batch(0, engine.positions()))
+
+
+@pytest.mark.parametrize("layout", ["dp=1", "pp=2", "dp=2 zero=3", "tp=2"])
+def test_validation_does_not_depend_on_accumulation(ranks: RankPool, layout: str) -> None:
+    tables = {"recipe": {"batch": 16}}
+    whole, parts = (
+        Question(f"{layout} mb={16 // m // (2 if 'dp=2' in layout else 1)}", tables=tables).case()
+        for m in (1, 4)
+    )
+    assert (whole.run.micro_batches, parts.run.micro_batches) == (1, 4)
+    losses = [
+        loss
+        for case in (whole, parts)
+        for loss in ranks.run(case.run.layout.ranks, validation_loss, case.run)
+    ]
+    assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-13)
+
+
+def training_and_validation_loss(run: Run) -> tuple[float, float]:
+    """The loss of the first step, and of the same batch as validation."""
+    engine = build_engine(run, build_mesh(run.layout, torch.device("cpu")))
+    batch = Case(run).stream().batch(0, engine.positions())
+    executor = engine.forward_executor(run.micro_batches, run.layout.mb, engine.executor_seq)
+    validation = evaluate(engine, executor, batch)
+    return forward_backward(engine, 0, batch), validation
+
+
+def test_validation_of_a_batch_is_its_training_loss(ranks: RankPool) -> None:
+    case = Question("dp=2 pp=2 zero=3").case()
+    for training, validation in ranks.run(4, training_and_validation_loss, case.run):
+        assert validation == pytest.approx(training, rel=1e-14)

@@ -1,0 +1,83 @@
+"""The oracle is tested too: whatever is broken on purpose, it notices."""
+
+import pytest
+
+from phalanx.core.traffic import Transfer
+from phalanx.cost.traffic import transfers
+from phalanx.verify import mutations
+from phalanx.verify.cases import Question, cover
+from phalanx.verify.mutations import mutations_of
+from phalanx.verify.oracle import Tamper, compare, reference_job
+from phalanx.verify.pool import RankPool
+
+MESSAGES = [
+    Question("tp=2 mb=4", ("gpt",)),
+    Question("tp=2 sp=off mb=4", ("odd", "smoothing")),
+    Question("dp=2 zero=0 mb=2", ("sgd",)),
+    Question("dp=2 zero=1 mb=4"),
+    Question("dp=4 shard=2 zero=2 mb=2", ("max-norm",)),
+    Question("dp=2 zero=3 mb=2", ("tied",)),
+    Question("pp=2 mb=2", ("tied",)),
+    Question("pp=2 schedule=interleaved v=2 mb=4", ("no-clip",)),
+]
+
+STEPS = [
+    (mutations.divides_by_micro_batches, Question("dp=1 mb=4")),
+    (mutations.keeps_the_last_micro_batch, Question("dp=2 zero=1 mb=2")),
+    (mutations.keeps_the_last_micro_batch, Question("pp=2 mb=4")),
+    (mutations.forgets_documents, Question("pp=2 mb=4", documents=True)),
+    (mutations.skips_a_block, Question("pp=2 mb=4")),
+    (mutations.decays_vectors, Question("dp=1 mb=8")),
+    (mutations.counts_copies, Question("pp=2 mb=4", ("tied",))),
+    (mutations.starts_one_step_late, Question("dp=1 mb=8", ("sgd",))),
+    (mutations.starts_elsewhere, Question("dp=2 zero=0 mb=4")),
+    (mutations.starts_elsewhere, Question("tp=2 mb=8")),
+    (mutations.drops_by_rank, Question("tp=2 sp=off mb=8", ("dropout",))),
+]
+
+
+def name(value: object) -> str:
+    """The id of a parameter."""
+    if isinstance(value, Question):
+        return f"{value.layout} {value.unusual}".strip()
+    return getattr(value, "__name__", str(value))
+
+
+def planned(question: Question) -> set[tuple[str, str]]:
+    """The collectives and purposes of all messages that its ranks send."""
+    run = question.case().run
+    places = [run.layout.coordinates(rank) for rank in range(run.layout.ranks)]
+    return {(t.collective, t.purpose) for at in places for t in transfers(run, at)}
+
+
+def flat(traffic: list[list[Transfer]]) -> list[Transfer]:
+    return [transfer for rank in traffic for transfer in rank]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("question", MESSAGES, ids=name)
+def test_no_broken_message_escapes_the_oracle(ranks: RankPool, question: Question) -> None:
+    case = question.case(steps=1)
+    (references,) = ranks.run(1, reference_job, case)
+    honest = compare(ranks, case, references)
+    assert honest.passed, honest.complaints
+    broken = mutations_of(flat(honest.traffic))
+    assert broken
+    escaped = [str(m) for m in broken if compare(ranks, case, references, m).passed]
+    assert escaped == []
+
+
+def test_every_message_of_the_covering_set_is_broken_somewhere() -> None:
+    sent = set().union(*(planned(question) for question in cover()))
+    assert sent <= set().union(*(planned(question) for question in MESSAGES))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("tamper", "question"), STEPS, ids=name)
+def test_no_broken_step_escapes_the_oracle(
+    ranks: RankPool, tamper: Tamper, question: Question
+) -> None:
+    case = question.case(steps=1)
+    (references,) = ranks.run(1, reference_job, case)
+    assert compare(ranks, case, references).passed
+    assert not compare(ranks, case, references, tamper=tamper).passed
