@@ -187,6 +187,15 @@ def test_after_a_power_cut_at_any_operation_the_old_or_the_new_one_is_whole(
     assert at > 25
 
 
+def test_what_is_committed_when_rank_0_has_waited_survives_a_power_cut(tmp_path):
+    disk = PowerCut(at=1000)
+    savers = make_savers(tmp_path, "a", [disk, disk])
+    for step in (1, 2, 3):
+        assert save_all(savers, step, step) == ["", ""]
+        disk.lose(renames=True)
+        assert found_value(tmp_path) == step
+
+
 def test_a_rank_that_comes_after_the_failure_learns_why(before):
     savers = make_savers(before, "b", [TrippingDisk(2, fail), Disk()])
     savers[0].save(2, pieces(2, 0), {})

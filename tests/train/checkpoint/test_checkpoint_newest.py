@@ -216,6 +216,15 @@ def test_a_damaged_one_does_not_count_among_those_kept(directory):
     assert "rank-00000.safetensors does not match its sha256" in events[0]
 
 
+def test_one_that_is_cut_short_since_it_was_saved_does_not_count_either(tmp_path):
+    savers = make_savers(tmp_path, 3)
+    for step in (1, 2, 3):
+        save_all(savers, step, RANKS)
+        if step == 2:
+            truncate(tmp_path / "step-00000002" / "rank-00002.safetensors")
+    assert names(tmp_path) == ["corrupt-step-00000002", "step-00000001", "step-00000003"]
+
+
 def test_later_steps_are_left_alone(directory):
     savers = make_savers(directory, 3, "b", keep=1)
     save_all(savers, 1, RANKS)
