@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,11 +28,11 @@ from phalanx.cli.trial import describe_run, refuse_untrainable, show_run
 from phalanx.core.errors import UsageError
 from phalanx.core.run import Run
 from phalanx.train.launch import (
+    WarmStart,
     count_gpus,
     launch,
     require_torch,
     under_torchrun,
-    warm_up,
 )
 from phalanx.train.report import Reporter, Silent
 from phalanx.train.rundir import RunDirectory, find_run
@@ -79,10 +79,14 @@ def run(args: Namespace) -> int:
     if args.dry_run:
         return _dry_run(args, origin)
     require_torch()
+    warm = WarmStart()
     try:
         with _stopping():
-            return _train_here(args, origin)
-    except _StopError:
+            return _train_here(args, origin, warm)
+    except BaseException as error:
+        warm.abandon()
+        if not isinstance(error, _StopError):
+            raise
         message = "interrupted before the first step; nothing was written"
         return report_error(message, INTERRUPTED, args.json)
     finally:
@@ -163,7 +167,9 @@ def _of_run(path: Path) -> _Origin:
     return _Origin(False, path.parent, path.name, "auto", path / "run.toml")
 
 
-def _load(args: Namespace, origin: _Origin, ranks: int | None) -> Run:
+def _load(
+    args: Namespace, origin: _Origin, ranks: int | None, gpus: Callable[[], int] = count_gpus
+) -> Run:
     """Put the run together, and stop here if it cannot be trained."""
     run = load_run(
         args.run_file or origin.run_file,
@@ -171,20 +177,19 @@ def _load(args: Namespace, origin: _Origin, ranks: int | None) -> Run:
         ranks=ranks,
         sets=args.sets,
         data=args.data,
-        gpus=count_gpus if args.dry_run or under_torchrun() else _count_gpus_while_warming_up,
+        gpus=gpus,
     )
     refuse_untrainable(run)
     return run
 
 
-def _count_gpus_while_warming_up() -> int:
-    warm_up(PRELOAD)
-    return count_gpus()
+def _train_here(args: Namespace, origin: _Origin, warm: WarmStart) -> int:
+    def count_gpus_meanwhile() -> int:
+        warm.begin(PRELOAD)
+        return count_gpus()
 
-
-def _train_here(args: Namespace, origin: _Origin) -> int:
-    run = _load(args, origin, args.ranks)
-    warm_up(PRELOAD)
+    run = _load(args, origin, args.ranks, count_gpus_meanwhile)
+    warm.begin(PRELOAD)
     with _directory(origin, run) as directory:
         job = Job(run, directory, origin.resume, _screen(args))
         code = launch(train_one_rank, (job,), run.layout.ranks, _say_that_it_stops)

@@ -43,24 +43,44 @@ def count_gpus() -> int:
     return torch.cuda.device_count()
 
 
-def warm_up(modules: Sequence[str] = ()) -> None:
-    """Begin to import torch in the process that workers will be forked from; returns at once.
+class WarmStart:
+    """The clean process that workers are forked from: it imports torch while we get ready."""
 
-    A program calls it first thing. SIGTERM and SIGINT are held back in that process, and in all
-    that are forked from it until they listen (`StopSignal.listen`): a signal to the whole process
-    group, such as Ctrl-C in a terminal, must not take away the ranks that are saving.
+    def __init__(self) -> None:
+        self._pid: int | None = None
 
-    Args:
-        modules: what else the workers will need.
-    """
-    multiprocessing.set_forkserver_preload([*PRELOAD, *modules])
-    resource_tracker.ensure_running()  # first, since it leaves the signals unblocked
-    signals = {signal.SIGTERM, signal.SIGINT}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    def begin(self, modules: Sequence[str] = ()) -> None:
+        """Start it, unless it runs; returns at once.
+
+        SIGTERM and SIGINT are held back in it, and in all that are forked from it until they
+        listen (`StopSignal.listen`): a signal to the whole process group, such as Ctrl-C in a
+        terminal, must not take away the ranks that are saving.
+
+        Args:
+            modules: what the workers will need, besides torch.
+        """
+        ran_before = _forkserver_pid()
+        multiprocessing.set_forkserver_preload([*PRELOAD, *modules])
+        resource_tracker.ensure_running()  # first, since it leaves the signals unblocked
+        signals = {signal.SIGTERM, signal.SIGINT}
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+        try:
+            forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if _forkserver_pid() != ran_before:
+            self._pid = _forkserver_pid()
+
+    def abandon(self) -> None:
+        """End it at once: it would go on importing, and keep our output open for whoever reads."""
+        if self._pid is not None and self._pid == _forkserver_pid():
+            os.kill(self._pid, signal.SIGKILL)
+
+
+def _forkserver_pid() -> int | None:
+    """The standard library knows it, and has no public way to say it."""
+    pid: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
+    return pid
 
 
 def launch(

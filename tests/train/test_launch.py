@@ -22,10 +22,10 @@ HERE = Path(__file__).parent
 PROGRAM = """
 import sys
 from phalanx.core.errors import PhalanxError
-from phalanx.train.launch import launch, warm_up
+from phalanx.train.launch import WarmStart, launch
 if __name__ == "__main__":
     sys.path.insert(0, {here!r})
-    warm_up()
+    WarmStart().begin()
     import entries_for_launch as entries
     try:
         sys.exit(launch(entries.{entry}, {args!r}, 2))

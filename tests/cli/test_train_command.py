@@ -1,0 +1,212 @@
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from phalanx.cli.main import main
+from phalanx.cli.runfile import load_run
+from phalanx.core.layout import Layout
+
+RUN = """
+layout = "pp=2"
+[model]
+layers = 2
+hidden = 32
+heads = 2
+[recipe]
+seq = 32
+batch = 4
+steps = 8
+stop_at = 5
+warmup = 2
+checkpoint_every = 3
+evaluate_batches = 1
+"""
+
+Done = subprocess.CompletedProcess[str]
+Captured = pytest.CaptureFixture[str]
+
+
+def phalanx(folder: Path, *words: str) -> list[str]:
+    """The command line of a run in `folder`, which has a run file and a text."""
+    (folder / "run.toml").write_text(RUN)
+    (folder / "book.txt").write_text("It was a dark and stormy night. " * 100)
+    return [sys.executable, "-m", "phalanx", "train", "run.toml", "--data", "book.txt", *words]
+
+
+def finish(folder: Path, command: list[str]) -> Done:
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def steps(run: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Done]:
+    folder = tmp_path_factory.mktemp("trained")
+    return folder, finish(folder, phalanx(folder, "--name", "a", "--json"))
+
+
+@pytest.fixture
+def copied(trained: tuple[Path, Done], tmp_path: Path) -> Path:
+    """A folder with a finished run in it that a test may change."""
+    return Path(shutil.copytree(trained[0], tmp_path / "copy"))
+
+
+@pytest.mark.ranks
+def test_a_run_writes_what_the_contract_lists(trained: tuple[Path, Done]) -> None:
+    folder, done = trained
+    run = folder / "runs" / "a"
+    assert done.returncode == 0, done.stderr
+    expected = {".lock", "checkpoints", "env.json", "metrics.jsonl", "run.toml", "summary.json"}
+    assert {path.name for path in run.iterdir()} == {*expected, "timeline.json"}
+    assert steps(run) == [1, 2, 3, 4, 5]
+    assert load_run(run / "run.toml").layout == Layout(pp=2)
+    assert json.loads((run / "env.json").read_text())["ranks"] == 2
+    assert [p.name for p in sorted((run / "checkpoints").iterdir())][-1] == "step-00000005"
+
+
+@pytest.mark.ranks
+def test_json_is_the_summary_and_nothing_else(trained: tuple[Path, Done]) -> None:
+    folder, done = trained
+    document = json.loads(done.stdout)
+    assert document == json.loads((folder / "runs" / "a" / "summary.json").read_text())
+    assert (document["schema"], document["last_step"], document["interrupted"]) == (1, 5, False)
+    assert document["last_loss"] < document["first_loss"]
+
+
+@pytest.mark.ranks
+def test_no_warning_reaches_the_screen(trained: tuple[Path, Done]) -> None:
+    shown = trained[1].stderr
+    assert "step 5/5  loss" in shown
+    assert not re.search("warn|traceback|error", shown, re.IGNORECASE)
+
+
+@pytest.mark.ranks
+def test_a_run_goes_on_under_another_layout_with_nothing_but_resume(copied: Path) -> None:
+    command = [sys.executable, "-m", "phalanx", "train", "--resume", "auto"]
+    done = finish(copied, [*command, "--layout", "tp=2", "--set", "recipe.stop_at=7"])
+    assert done.returncode == 0, done.stderr
+    run = copied / "runs" / "a"
+    assert steps(run) == [1, 2, 3, 4, 5, 6, 7]
+    assert load_run(run / "run.toml").layout == Layout(tp=2)
+    assert "after step 5 of 7" in done.stdout
+
+
+@pytest.mark.ranks
+def test_a_checkpoint_can_start_a_new_run(copied: Path) -> None:
+    start = str(next((copied / "runs" / "a" / "checkpoints").glob("step-*3")))
+    command = phalanx(copied, "--resume", start, "--name", "b", "--layout", "dp=1", "--quiet")
+    done = finish(copied, command)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert steps(copied / "runs" / "b") == [4, 5]
+    assert steps(copied / "runs" / "a") == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.ranks
+def test_sigterm_saves_and_the_run_goes_on_from_there(tmp_path: Path) -> None:
+    long = ("--set", "recipe.steps=100000", "--set", "recipe.stop_at=0", "--name", "a")
+    command = phalanx(tmp_path, *long, "--quiet")
+    metrics = tmp_path / "runs" / "a" / "metrics.jsonl"
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as running:
+        limit = time.monotonic() + 60
+        while not (metrics.exists() and metrics.stat().st_size):
+            assert time.monotonic() < limit, "no step was taken"
+            time.sleep(0.05)
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(timeout=60) == 75
+    done = len(steps(tmp_path / "runs" / "a"))
+    more = ("--resume", "auto", "--layout", "dp=1", "--set", f"recipe.stop_at={done + 1}")
+    assert finish(tmp_path, phalanx(tmp_path, *long, "--quiet", *more)).returncode == 0
+    assert steps(tmp_path / "runs" / "a") == list(range(1, done + 2))
+
+
+@pytest.mark.ranks
+def test_the_same_command_runs_under_torchrun(tmp_path: Path) -> None:
+    """Two ranks that somebody else started; rank 0 alone speaks."""
+    train = phalanx(tmp_path, "--name", "a", "--json")[1:]
+    done = finish(
+        tmp_path, [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", *train]
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["layout"].startswith("dp=1 pp=2 tp=1")
+    assert steps(tmp_path / "runs" / "a") == [1, 2, 3, 4, 5]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    phalanx(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refused(capsys: Captured, code: int, *words: str) -> str:
+    """A run that must be refused before anything is started or written."""
+    before = sorted(Path().rglob("*"))
+    assert main(("train", *words)) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch(r"error: [^\n]+\n", err)
+    assert sorted(Path().rglob("*")) == before
+    return err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "hint"),
+    [
+        (("run.toml", "--layout", "tp=3"), 3, "tp can be 1, 2"),
+        (("run.toml", "--layout", "pp=3"), 3, "at most 2"),
+        (("run.toml", "--layout", "dp=3"), 3, "recipe.batch can be 3 or 6"),
+        (("run.toml", "--layout", "cp=2"), 3, "cp=1"),
+        (("run.toml", "--layout", "tp=2 tp=2"), 2, "twice"),
+        (("run.toml", "--ranks", "3"), 3, "not for 3"),
+        (("run.toml", "--set", "model.hiden=3"), 2, "did you mean hidden"),
+        (("urn.toml",), 2, "did you mean run.toml"),
+        (("run.toml", "--data", "bok.txt"), 1, "does not exist"),
+        (
+            ("run.toml", "--data", "book.txt", "--set", "recipe.seq=4000"),
+            1,
+            "recipe.seq of at most",
+        ),
+        (("run.toml", "--name", "a/b"), 2, "--runs-dir"),
+        (("--resume", "auto"), 2, "leave out --resume"),
+        (("--resume", "nowhere"), 2, "no such folder"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(
+    here: Path, capsys: Captured, words: tuple[str, ...], code: int, hint: str
+) -> None:
+    assert hint in refused(capsys, code, *words)
+
+
+def test_a_run_of_the_same_name_is_refused(here: Path, capsys: Captured) -> None:
+    (here / "runs" / "a").mkdir(parents=True)
+    for name in ("run.toml", ".lock"):
+        (here / "runs" / "a" / name).write_text(RUN)
+    assert "--resume auto" in refused(capsys, 3, "run.toml", "--data", "book.txt", "--name", "a")
+
+
+def test_a_dry_run_tells_the_facts_and_starts_nothing(here: Path, capsys: Captured) -> None:
+    before = sorted(here.rglob("*"))
+    assert main(("train", "run.toml", "--data", "book.txt", "--dry-run", "--json")) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["layout"], facts["ranks"], facts["stages"]) == ("dp=1 pp=2 tp=1", 2, [1, 1])
+    assert (facts["tokens_per_step"], facts["steps"], facts["micro_batches"]) == (128, 5, 4)
+    assert main(("train", "run.toml", "--data", "book.txt", "--dry-run")) == 0
+    assert "this run can start" in capsys.readouterr().out
+    assert sorted(here.rglob("*")) == before
+
+
+def test_a_restarted_job_may_always_say_resume_auto(here: Path, capsys: Captured) -> None:
+    words = ("run.toml", "--data", "book.txt", "--name", "new", "--resume", "auto", "--dry-run")
+    assert main(("train", *words)) == 0
+    assert not (here / "runs").exists()
