@@ -1,0 +1,101 @@
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from phalanx.core.layout import Layout, share
+from phalanx.train.comm import Group, Ledger
+from phalanx.train.loss import IGNORED, Slice, token_losses
+from phalanx.train.mesh import build_mesh
+from phalanx.verify.pool import RankPool
+
+Numbers = dict[str, Tensor]
+
+
+def questions(vocab: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits, targets with holes, and upstream gradients of 3 x 4 tokens."""
+    generator = torch.Generator().manual_seed(vocab)
+    logits = torch.randn(3, 4, vocab, generator=generator, dtype=torch.float64) * scale
+    targets = torch.randint(0, vocab, (3, 4), generator=generator)
+    targets[0, 0], targets[2, 1] = IGNORED, IGNORED
+    targets[1, 1], targets[1, 2] = 0, vocab - 1
+    return logits, targets, torch.randn(3, 4, generator=generator, dtype=torch.float64)
+
+
+def dense(vocab: int, scale: float, smoothing: float) -> Numbers:
+    """What torch says, with all logits in one place, in fp64."""
+    logits, targets, upstream = questions(vocab, scale)
+    logits.requires_grad_()
+    losses = F.cross_entropy(
+        logits.flatten(0, 1),
+        targets.flatten(),
+        ignore_index=IGNORED,
+        reduction="none",
+        label_smoothing=smoothing,
+    ).view(3, 4)
+    losses.backward(upstream)
+    return {"losses": losses.detach(), "grad": logits.grad}
+
+
+def split(vocab: int, scale: float, smoothing: float, dtype: torch.dtype) -> Numbers:
+    """What this rank says of its part of the vocabulary."""
+    group = build_mesh(Layout(tp=dist.get_world_size()), torch.device("cpu")).tensor
+    first, size = share(vocab, group.size, group.index)
+    logits, targets, upstream = questions(vocab, scale)
+    mine = logits[..., first : first + size].to(dtype).clone().requires_grad_()
+    losses = token_losses(mine, targets, Slice(first, vocab, smoothing, group))
+    losses.backward(upstream.to(losses.dtype))
+    return {"losses": losses.detach(), "grad": mine.grad}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("scale", [1.0, 1000.0])
+@pytest.mark.parametrize(("parts", "vocab"), [(2, 96), (2, 97), (4, 97)])
+def test_split_logits_have_the_loss_and_gradient_of_whole_ones(
+    ranks: RankPool, parts: int, vocab: int, scale: float, smoothing: float
+) -> None:
+    whole = dense(vocab, scale, smoothing)
+    shares = ranks.run(parts, split, vocab, scale, smoothing, torch.float64)
+    for mine in shares:
+        torch.testing.assert_close(mine["losses"], whole["losses"], rtol=1e-13, atol=1e-13 * scale)
+        assert torch.equal(mine["losses"], shares[0]["losses"])
+    grad = torch.cat([mine["grad"] for mine in shares], -1)
+    torch.testing.assert_close(grad, whole["grad"], rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_loss_of_narrow_logits_is_summed_in_fp32(ranks: RankPool, dtype: torch.dtype) -> None:
+    shares = ranks.run(2, split, 97, 10.0, 0.1, dtype)
+    logits, targets, _ = questions(97, 10.0)
+    exact = F.cross_entropy(
+        logits.to(dtype).double().flatten(0, 1),
+        targets.flatten(),
+        ignore_index=IGNORED,
+        reduction="none",
+        label_smoothing=0.1,
+    ).view(3, 4)
+    for mine in shares:
+        assert mine["losses"].dtype == torch.float32
+        assert mine["grad"].dtype == dtype
+        torch.testing.assert_close(mine["losses"].double(), exact, rtol=1e-5, atol=1e-6)
+
+
+@given(smoothing=st.sampled_from([0.0, 0.1]), seed=st.integers(0, 1000))
+def test_a_token_without_a_target_has_no_loss_and_no_gradient(smoothing: float, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(5, 7, generator=generator).requires_grad_()
+    targets = torch.randint(0, 7, (5,), generator=generator)
+    hidden = torch.rand(5, generator=generator) < 0.5
+    targets[hidden] = IGNORED
+    alone = Group("tensor", (0,), None, Ledger())
+    losses = token_losses(logits, targets, Slice(0, 7, smoothing, alone))
+    losses.sum().backward()
+    assert (losses[hidden] == 0).all()
+    assert logits.grad is not None
+    assert (logits.grad[hidden] == 0).all()
+    assert (losses[~hidden] > 0).all()
