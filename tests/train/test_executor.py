@@ -1,0 +1,107 @@
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from phalanx.core.run import Run
+from phalanx.core.schedule import Action, Kind, Schedule
+from phalanx.train.executor import Executor
+from phalanx.train.mesh import build_mesh
+from phalanx.train.step import (
+    Engine,
+    build_engine,
+    count_valid,
+    micro_batches,
+)
+from phalanx.train.wire import Wire
+from phalanx.verify.cases import Question
+from phalanx.verify.oracle import Case
+from phalanx.verify.pool import RankPool
+
+CPU = torch.device("cpu")
+
+
+class Trace(NamedTuple):
+    """What a rank did in one pass.
+
+    Attributes:
+        computed: its computations, in order.
+        row: its row of the schedule, without messages.
+        held: tensors left in the executor afterwards.
+        loss: summed, if this rank holds the last stage.
+    """
+
+    computed: list[str]
+    row: list[str]
+    held: int
+    loss: float
+
+
+def engine_of(run: Run) -> Engine:
+    return build_engine(run, build_mesh(run.layout, CPU))
+
+
+def one_pass(run: Run) -> Trace:
+    """All forwards and backwards of one step."""
+    engine = engine_of(run)
+    engine.recorder.keeps_spans = True
+    batches = micro_batches(engine, 0, Case(run).stream().batch(0, engine.positions()))
+    executor = engine.executor
+    loss = executor.run(batches, 1 / count_valid(engine, batches))
+    return Trace(
+        computed=[s.label for s in engine.recorder.spans if s.category == "compute"],
+        row=[str(action) for action in executor.row if action.kind.computes],
+        held=len(executor._inputs) + len(executor._outputs) + len(executor._ready),
+        loss=loss.item(),
+    )
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    "layout",
+    ["pp=2 schedule=gpipe", "pp=2", "pp=3 mb=2", "pp=2 v=2 schedule=interleaved", "dp=2 zero=3"],
+)
+def test_a_rank_computes_its_row_and_keeps_nothing(ranks: RankPool, layout: str) -> None:
+    run = Question(layout).case().run
+    for trace in ranks.run(run.layout.ranks, one_pass, run):
+        assert trace.computed == trace.row
+        assert trace.held == 0
+
+
+@pytest.mark.ranks
+def test_only_the_last_stage_knows_the_loss(ranks: RankPool) -> None:
+    run = Question("pp=2").case().run
+    first, last = ranks.run(2, one_pass, run)
+    assert first.loss == 0
+    assert last.loss > 0
+
+
+def infer(run: Run) -> torch.Tensor | None:
+    """This rank's logits of the first sequence."""
+    engine = engine_of(run)
+    batches = micro_batches(engine, 0, Case(run).stream().batch(0, engine.positions()))
+    executor = engine.forward_executor(1, run.layout.mb, engine.executor_seq)
+    return executor.infer(batches[0])
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("layout", ["pp=2", "tp=2", "pp=2 tp=2", "pp=2 v=2 schedule=interleaved"])
+def test_logits_do_not_depend_on_the_layout(ranks: RankPool, layout: str) -> None:
+    (whole,) = ranks.run(1, infer, Question("dp=1").case().run)
+    run = Question(layout).case().run
+    parts = [part for part in ranks.run(run.layout.ranks, infer, run) if part is not None]
+    assert len(parts) == run.layout.tp
+    logits = torch.cat(parts, -1)
+    assert logits.shape == (32, 1, 96)
+    torch.testing.assert_close(logits, whole, rtol=1e-12, atol=1e-13)
+
+
+def test_an_action_that_it_cannot_do_is_named() -> None:
+    engine = engine_of(Question("dp=1 mb=8", tables={"recipe": {"batch": 8}}).case().run)
+    row = (Action(0, Kind.FORWARD, 0), Action(0, Kind.WEIGHT_GRAD, 0))
+    schedule = Schedule("halves", 1, 1, 1, (row,), ranks=(0,))
+    wire = Wire(engine.mesh.pipeline, schedule, engine.executor.wire.form)
+    executor = Executor(engine.executor.stages, wire, engine.recorder)
+    batches = micro_batches(engine, 0, Case(engine.run).stream().batch(0, engine.positions()))
+    with pytest.raises(ValueError, match="the executor cannot do 0W0"):
+        executor.run(batches, torch.ones(()))
