@@ -7,7 +7,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .PHONY: demo test check format budget sweep bench clean
 
 demo: $(VENV)/.train
-	$(BIN)/phalanx train examples/demo.toml
+	$(BIN)/phalanx train examples/demo.toml --prove 1
 
 test: check
 	$(BIN)/python -m pytest

@@ -25,7 +25,7 @@ from phalanx.cli.console import Screen, open_console
 from phalanx.cli.runfile import load_run
 from phalanx.cli.stream import report_error, restore_terminal
 from phalanx.cli.trial import describe_run, refuse_untrainable, show_run
-from phalanx.core.errors import UsageError
+from phalanx.core.errors import RefusedError, UsageError
 from phalanx.core.run import Run
 from phalanx.train.launch import (
     WarmStart,
@@ -50,6 +50,7 @@ def arguments(parser: ArgumentParser) -> None:
         "auto: go on from the newest intact checkpoint of --name, or of the run that was written "
         "last; PATH: of that run, or from that checkpoint"
     )
+    prove = "first hold that many steps against one device, in fp64; stop if they differ"
     add = parser.add_argument
     add("run_file", nargs="?", type=Path, metavar="RUN.toml", help="what to train")
     add("--layout", help="how to cut a step, instead of the file's: 'dp=2 pp=2 tp=2 zero=3'")
@@ -64,6 +65,7 @@ def arguments(parser: ArgumentParser) -> None:
     )
     add("--data", metavar="PATH", help="learn from a text, a folder of texts, or a token file")
     add("--resume", metavar="auto|PATH", help=resume)
+    add("--prove", type=int, default=0, metavar="STEPS", help=prove)
     add("--dry-run", action="store_true", help="check and show what would run; start nothing")
     add("--name", default="", help="of the run's folder; by default the time of day")
     add("--runs-dir", type=Path, default=Path("runs"), help="where runs are written (./runs)")
@@ -102,12 +104,14 @@ class Job:
         directory: where it is written; its lock is held elsewhere.
         resume: "auto", the path of a checkpoint, or None to start anew.
         screen: how rank 0 shows it.
+        proof: how its first steps compared with one device, for the summary.
     """
 
     run: Run
     directory: RunDirectory
     resume: str | None
     screen: Screen
+    proof: str = ""
 
 
 def train_one_rank(worker: "Worker", job: Job) -> int:
@@ -119,7 +123,7 @@ def train_one_rank(worker: "Worker", job: Job) -> int:
     if worker.rank == 0:
         reporter = job.screen.reporter()
         job.directory.write_environment(describe_environment(job.run.layout, worker.device))
-    return train(worker, job.run, job.directory, reporter, job.resume)
+    return train(worker, job.run, job.directory, reporter, job.resume, job.proof)
 
 
 class _Origin(NamedTuple):
@@ -160,6 +164,12 @@ def _origin(args: Namespace) -> _Origin:
         stored = home / "run.toml"
         run_file = stored if stored.exists() else None
         return _Origin(True, args.runs_dir, args.name, str(path), run_file)
+    newer = sorted(p.name for p in path.parent.glob("step-*") if p.name > path.name)
+    if newer:  # the run would hold two futures, and auto would take up the wrong one
+        raise RefusedError(
+            f"{home.name} has gone on to {newer[-1]}; start from {path.name} under a --name of "
+            "its own, or go on with --resume auto"
+        )
     return _of_run(home)._replace(resume=str(path))
 
 
@@ -191,10 +201,22 @@ def _train_here(args: Namespace, origin: _Origin, warm: WarmStart) -> int:
     run = _load(args, origin, args.ranks, count_gpus_meanwhile)
     warm.begin(PRELOAD)
     with _directory(origin, run) as directory:
-        job = Job(run, directory, origin.resume, _screen(args))
+        job = Job(run, directory, origin.resume, _screen(args), _proof(args, run))
         code = launch(train_one_rank, (job,), run.layout.ranks, _say_that_it_stops)
         _print_summary(args, directory)
     return code
+
+
+def _proof(args: Namespace, run: Run) -> str:
+    """Hold the first steps against one device, if asked to, and show how they compare."""
+    if not args.prove:
+        return ""
+    from phalanx.verify.prove import prove
+
+    proof = prove(run, args.prove)
+    if not args.quiet:
+        open_console(sys.stderr if args.json else sys.stdout).print(f"proof       {proof}")
+    return proof
 
 
 def _run_under_torchrun(args: Namespace, origin: _Origin) -> int:
@@ -202,6 +224,8 @@ def _run_under_torchrun(args: Namespace, origin: _Origin) -> int:
     from phalanx.train.worker import exit_code, leave_a_note, work_here
 
     try:
+        if args.prove:
+            raise UsageError("--prove starts ranks of its own; use phalanx verify, not torchrun")
         run = _load(args, origin, int(os.environ["WORLD_SIZE"]))
         return work_here(_train_one_rank_of_torchrun, (run, args, origin))
     except Exception as error:

@@ -47,6 +47,7 @@ class Session:
         directory: of the run; None where nothing is written, and on ranks other than 0.
         reporter: silent on ranks other than 0.
         meter: of this session.
+        proof: for the summary.
     """
 
     run: Run
@@ -59,6 +60,7 @@ class Session:
     directory: RunDirectory | None
     reporter: Reporter
     meter: Meter
+    proof: str
 
 
 def train(
@@ -67,6 +69,7 @@ def train(
     directory: RunDirectory | None,
     reporter: Reporter,
     resume: str | None = None,
+    proof: str = "",
 ) -> int:
     """Train; every rank of the run calls it.
 
@@ -77,6 +80,7 @@ def train(
         reporter: watches; used on rank 0.
         resume: "auto" for the newest checkpoint of `directory` that can be trusted, the path of
             one, or None to start anew.
+        proof: how the first steps compared with one device, for the summary.
 
     Returns:
         0, or 75 if it was asked to stop and saved.
@@ -84,7 +88,7 @@ def train(
     Raises:
         PhalanxError: with one line that says what to change.
     """
-    session = _open(worker, run, directory, reporter)
+    session = replace(_open(worker, run, directory, reporter), proof=proof)
     first = _resume(session, resume) if resume else 0
     last = run.recipe.last_step
     session.reporter.on_start(_info(session, first))
@@ -120,6 +124,7 @@ def _open(worker: Worker, run: Run, directory: RunDirectory | None, reporter: Re
         directory=directory if main else None,
         reporter=reporter if main else Silent(),
         meter=Meter(run, find_peak(mesh, run.layout.precision)),
+        proof="",
     )
 
 
@@ -315,6 +320,7 @@ def _finish(session: Session, first: int, done: int, *, interrupted: bool) -> Su
         peak_bytes=meter.memory,
         checkpoints=_kept(session),
         sample=sample,
+        proof=session.proof,
         next_steps=_next_steps(session, interrupted=interrupted),
     )
 
@@ -337,7 +343,7 @@ def _sample(session: Session) -> str:
 
 def _next_steps(session: Session, *, interrupted: bool) -> tuple[tuple[str, str], ...]:
     name = session.directory.name if session.directory else ""
-    layout = f'"{session.run.layout}"'
+    layout = f'"{replace(session.run.layout, precision="auto")}"'
     steps = [(f"phalanx verify --layout {layout}", "prove this layout equal to one device")]
     if interrupted and name:
         steps.insert(0, (f"phalanx train --name {name} --resume auto", "go on where this stopped"))
