@@ -117,6 +117,7 @@ COVER = tuple(
     pp=2 schedule=interleaved v=2 mb=2 | tied sgd | none
     dp=4 shard=2 zero=1 | gpt dropout | holes
     dp=4 shard=2 zero=3 mb=2 recompute=full | odd tied documents
+    dp=2 tp=2 shard=1 zero=3 recompute=full mb=2 | tied
     dp=2 tp=2 zero=0 sp=off | gpt smoothing max-norm
     dp=2 tp=2 zero=2 recompute=full | odd dropout documents | holes
     dp=2 tp=2 zero=3 precision=fp32 | tied

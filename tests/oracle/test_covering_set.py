@@ -1,0 +1,23 @@
+"""The covering set, and a few layouts drawn anew each time, take the steps of one device."""
+
+import secrets
+
+import pytest
+
+from phalanx.verify.cases import Question, cover, sample
+from phalanx.verify.oracle import verify
+from phalanx.verify.pool import RankPool
+
+pytestmark = pytest.mark.ranks
+
+
+@pytest.mark.parametrize("question", cover(), ids=lambda q: f"{q.layout} {q.unusual}".strip())
+def test_the_layout_takes_the_steps_of_one_device(ranks: RankPool, question: Question) -> None:
+    assert verify(ranks, question.case()).complaints == []
+
+
+def test_layouts_drawn_at_random_take_the_steps_of_one_device(ranks: RankPool) -> None:
+    seed = secrets.randbelow(1_000_000)
+    for question in sample(6, 8, seed):
+        complaints = verify(ranks, question.case()).complaints
+        assert complaints == [], f"phalanx verify --sample 6 --seed {seed}: {question.layout}"
