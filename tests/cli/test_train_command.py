@@ -195,6 +195,15 @@ def test_a_run_of_the_same_name_is_refused(here: Path, capsys: Captured) -> None
     assert "--resume auto" in refused(capsys, 3, "run.toml", "--data", "book.txt", "--name", "a")
 
 
+def test_an_older_checkpoint_may_not_go_on_beside_a_newer_one(here: Path, capsys: Captured) -> None:
+    run = here / "runs" / "a"
+    for step in ("step-00000003", "step-00000005"):
+        (run / "checkpoints" / step).mkdir(parents=True)
+    (run / "run.toml").write_text(RUN)
+    older = str(run / "checkpoints" / "step-00000003")
+    assert "gone on to step-00000005" in refused(capsys, 3, "run.toml", "--resume", older)
+
+
 def test_a_dry_run_tells_the_facts_and_starts_nothing(here: Path, capsys: Captured) -> None:
     before = sorted(here.rglob("*"))
     assert main(("train", "run.toml", "--data", "book.txt", "--dry-run", "--json")) == 0
