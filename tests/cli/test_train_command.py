@@ -27,6 +27,7 @@ stop_at = 5
 warmup = 2
 checkpoint_every = 3
 evaluate_batches = 1
+sample_tokens = 4
 """
 
 Done = subprocess.CompletedProcess[str]
@@ -42,7 +43,7 @@ def phalanx(folder: Path, *words: str) -> list[str]:
 
 def finish(folder: Path, command: list[str]) -> Done:
     return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, check=False, timeout=120
+        command, cwd=folder, capture_output=True, text=True, check=False, timeout=300
     )
 
 
