@@ -163,15 +163,26 @@ class Layout:
         below, above = batch // unit * unit, -(-max(batch, 1) // unit) * unit
         return f"{below} or {above}" if below else str(above)
 
-    def __str__(self) -> str:
-        """One line that `parse` reads back."""
-        shown = [f"dp={self.dp}", f"pp={self.pp}", f"tp={self.tp}"]
+    def settings(self) -> dict[str, object]:
+        """Every key and value, but for those that follow from the degrees as they stand.
+
+        So a saved layout keeps its meaning when one of its degrees is changed.
+        """
         default = Layout(dp=self.dp, pp=self.pp, tp=self.tp)
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name not in ("dp", "pp", "tp") and value != getattr(default, field.name):
-                shown.append(f"{field.name}={_show(value)}")
-        return " ".join(shown)
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        for key in ("shard", "sp"):
+            if values[key] == getattr(default, key):
+                del values[key]
+        return values
+
+    def __str__(self) -> str:
+        """One line that `parse` reads back: the degrees, and what differs from the defaults."""
+        default = Layout(dp=self.dp, pp=self.pp, tp=self.tp)
+        return " ".join(
+            f"{key}={_show(value)}"
+            for key, value in self.settings().items()
+            if key in ("dp", "pp", "tp") or value != getattr(default, key)
+        )
 
     @classmethod
     def parse(cls, line: str) -> "Layout":

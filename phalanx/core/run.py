@@ -183,7 +183,7 @@ class Run:
             "data": self.data,
         }
         lines = [f"# layout: {self.layout}", "[layout]"]
-        lines += [f"{f.name} = {_toml(getattr(self.layout, f.name))}" for f in fields(Layout)]
+        lines += [f"{key} = {_toml(value)}" for key, value in self.layout.settings().items()]
         if self.cluster:
             lines += ["", "[cluster]", f"name = {_toml(self.cluster)}"]
         for name, value in sections.items():

@@ -14,10 +14,12 @@ class Sustained:
         product_fp8: the same for 8-bit products, of the 8-bit peak.
         depth: inner length of a product at which half of that is reached.
         attention: share of the peak that fused attention reaches, of the scores it computes.
+        attention_first: the same for the first generation of fused kernels.
         memory: share of the memory bandwidth that passes over tensors reach.
         launch: seconds between the starts of two kernels, at the least.
         domain: share of the one-way rate of the scale-up link in large collectives.
         network: share of the one-way rate of the scale-out link.
+        interference: share of a hidden collective that the arithmetic beside it loses to it.
         jitter: share of a step that ranks wait for the slowest one, per doubling of the domains.
         utilization: executed FLOP over peak, the same for all runs: the baseline that the rest of
             the set has to beat.
@@ -33,10 +35,12 @@ class Sustained:
     product_fp8: float
     depth: float
     attention: float
+    attention_first: float
     memory: float
     launch: float
     domain: float
     network: float
+    interference: float
     jitter: float
     utilization: float
     spread: float

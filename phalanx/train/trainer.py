@@ -345,8 +345,9 @@ def _next_steps(session: Session, *, interrupted: bool) -> tuple[tuple[str, str]
     name = session.directory.name if session.directory else ""
     layout = f'"{replace(session.run.layout, precision="auto")}"'
     steps = [(f"phalanx verify --layout {layout}", "prove this layout equal to one device")]
-    if interrupted and name:
-        steps.insert(0, (f"phalanx train --name {name} --resume auto", "go on where this stopped"))
+    if interrupted and session.directory:
+        resume = f"phalanx train --resume {session.directory.path}"
+        steps.insert(0, (resume, "go on where this stopped"))
     elif name:
         steps.append((f"phalanx train --data FOLDER --layout {layout}", "learn your own text"))
     return tuple(steps)
