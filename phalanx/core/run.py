@@ -1,5 +1,6 @@
 """A run file as values: model, layout, recipe, data. What `phalanx train RUN.toml` reads."""
 
+import json
 import math
 import types
 from collections.abc import Mapping
@@ -249,6 +250,5 @@ def _toml(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(_toml(v) for v in value)}]"
     if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value) if isinstance(value, float) else str(value)
