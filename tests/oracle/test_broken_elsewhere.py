@@ -15,9 +15,10 @@ from phalanx.data.synthetic import SyntheticStream
 from phalanx.train.limits import refuse_untrainable
 from phalanx.train.mesh import build_mesh
 from phalanx.train.model.block import Block
+from phalanx.train.optimizer import global_norm
 from phalanx.train.step import build_engine, evaluate, forward_backward
 from phalanx.verify.cases import Question
-from phalanx.verify.oracle import Case, RankReport, default_case, layout_job, reference_job, verify
+from phalanx.verify.oracle import Case, default_case, reference_job, verify
 from phalanx.verify.pool import RankPool
 
 pytestmark = pytest.mark.ranks
@@ -25,16 +26,18 @@ pytestmark = pytest.mark.ranks
 SCHEDULES = ("gpipe", "1f1b", "interleaved v=2")
 
 
-def reports(ranks: RankPool, case: Case) -> list[RankReport]:
-    """What every rank saw, without a verdict."""
-    (references,) = ranks.run(1, reference_job, case)
-    return ranks.run(case.run.layout.ranks, layout_job, case, references)
+def norm_of_first_step(case: Case) -> float:
+    """The global norm of the gradients, whatever then becomes of them."""
+    engine = build_engine(case.run, build_mesh(case.run.layout, torch.device("cpu")))
+    forward_backward(engine, 0, case.stream().batch(0, engine.positions()))
+    return global_norm(engine.units, engine.mesh.world, case.run.recipe.clip_norm)
 
 
-def norms_of(ranks: RankPool, case: Case) -> list[float]:
-    """The gradient norm of each step, which is the same on every rank."""
-    norms = [report.norms for report in reports(ranks, case)]
-    assert all(one == norms[0] for one in norms)
+def first_norm(ranks: RankPool, question: Question) -> float:
+    """What every rank says that the norm is."""
+    case = question.case()
+    norms = ranks.run(case.run.layout.ranks, norm_of_first_step, case)
+    assert len(set(norms)) == 1
     return norms[0]
 
 
@@ -45,22 +48,22 @@ def test_twelve_micro_batches_make_one_batch_of_twelve(ranks: RankPool, schedule
     assert verify(ranks, case).complaints == []
 
 
-def test_the_norm_does_not_depend_on_the_size_of_micro_batches(ranks: RankPool) -> None:
-    tables = {"recipe": {"batch": 32}}
-    few, many = (Question(f"pp=2 mb={mb}", tables=tables).case() for mb in (8, 2))
-    assert (few.run.micro_batches, many.run.micro_batches) == (4, 16)
-    assert norms_of(ranks, few) == pytest.approx(norms_of(ranks, many), rel=1e-13)
+def test_eight_by_four_and_two_by_sixteen_make_the_same_step(ranks: RankPool) -> None:
+    few, many = (Question(f"pp=2 mb={mb}", tables={"recipe": {"batch": 32}}) for mb in (8, 2))
+    assert (few.case().run.micro_batches, many.case().run.micro_batches) == (4, 16)
+    assert first_norm(ranks, few) == pytest.approx(first_norm(ranks, many), rel=1e-13)
+    for question in (few, many):
+        assert verify(ranks, question.case(steps=2)).complaints == []
 
 
 @pytest.mark.parametrize(("precision", "near"), [("fp32", 1e-6), ("bf16", 2e-3)])
 def test_every_zero_stage_sees_the_same_norm_of_the_same_samples(
     ranks: RankPool, precision: str, near: float
 ) -> None:
-    frozen = {"recipe": {"batch": 32, "learning_rate": 0.0, "clip": 1e9, "weight_decay": 0.0}}
+    tables = {"recipe": {"batch": 32, "clip": 1e9}}
     norms = {
-        (mb, zero): norms_of(
-            ranks,
-            Question(f"dp=2 zero={zero} mb={mb} precision={precision}", tables=frozen).case(1),
+        (mb, zero): first_norm(
+            ranks, Question(f"dp=2 zero={zero} mb={mb} precision={precision}", tables=tables)
         )
         for mb in (16, 4)
         for zero in range(4)
@@ -68,6 +71,16 @@ def test_every_zero_stage_sees_the_same_norm_of_the_same_samples(
     for (mb, zero), norm in norms.items():
         assert norm == pytest.approx(norms[mb, 0], rel=1e-6), (mb, zero)
         assert norm == pytest.approx(norms[16, 0], rel=near), (mb, zero)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_a_learning_rate_of_zero_moves_nothing(ranks: RankPool, zero: int) -> None:
+    still = {"recipe": {"learning_rate": 0.0, "clip": 1e9}}
+    case = Question(f"dp=2 zero={zero} mb=4", tables=still).case(steps=2)
+    (references,) = ranks.run(1, reference_job, case)
+    first, second = (step.weights for step in references)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert verify(ranks, case).complaints == []
 
 
 def test_ranks_with_six_and_two_valid_tokens_share_one_mean(ranks: RankPool) -> None:
@@ -112,7 +125,9 @@ def test_a_batch_without_a_single_target_leaves_only_weight_decay(
 def test_copies_under_sequence_parallelism_stay_equal_over_twenty_steps(
     ranks: RankPool, precision: str
 ) -> None:
-    outcome = verify(ranks, Question(f"tp=2 mb=8 precision={precision}", ("gpt",)).case(20))
+    small = {"model": {"layers": 2, "hidden": 16, "ffn": 32}, "recipe": {"seq": 16, "batch": 4}}
+    question = Question(f"tp=2 mb=4 precision={precision}", ("gpt",), tables=small)
+    outcome = verify(ranks, question.case(steps=20))
     assert [text for text in outcome.complaints if "differs between ranks" in text] == []
     if precision == "fp64":
         assert outcome.complaints == []
