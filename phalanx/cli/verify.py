@@ -88,7 +88,7 @@ def run(args: Namespace) -> int:
             pool.start(ranks)
         for i, (question, case) in enumerate(asked, 1):
             with screen.working(f"{i}/{len(asked)}  {_name(question, case)}"):
-                outcome = _ask(pool, case)
+                outcome = ask(pool, case)
             screen.show(question, outcome)
             outcomes.append(outcome)
     passed = all(outcome.passed for outcome in outcomes)
@@ -166,17 +166,18 @@ def _refuse(args: Namespace, asked: "Sequence[tuple[Question, Case]]") -> None:
             raise RefusedError(f"{question.layout!r}: {refusal}") from None
 
 
-def _ask(pool: "RankPool", case: "Case") -> "Outcome":
-    """The oracle's answer; a rank that fails is a difference too."""
+def ask(pool: "RankPool", case: "Case") -> "Outcome":
+    """The oracle's answer; that a rank fails is an answer too."""
     from phalanx.verify.oracle import Outcome, verify
     from phalanx.verify.pool import RankFailedError
 
     try:
         return verify(pool, case)
     except RankFailedError as failure:
-        last = str(failure).strip().splitlines()
+        where, _, traceback = str(failure).partition(":")
+        reason = traceback.strip().splitlines()[-1:]
         errors = dict.fromkeys(COLUMNS, math.inf)
-        return Outcome(case, errors, [f"{last[0]} {last[-1]}"], seconds=0.0)
+        return Outcome(case, errors, [": ".join([where, *reason])], seconds=0.0)
 
 
 def _what(args: Namespace, count: int) -> str:
@@ -209,9 +210,9 @@ class _Screen:
     def show(self, question: "Question", outcome: "Outcome") -> None:
         """One line for an answer; what differs, and how to ask again, below a bad one."""
         numbers = "  ".join(f"{outcome.errors[column]:7.1e}" for column in COLUMNS)
-        word = Text("pass", "green") if outcome.passed else Text("FAIL", "bold red")
+        word = ("pass", "green") if outcome.passed else ("FAIL", "bold red")
         line = f"  {numbers}  {outcome.seconds:4.1f} s  {_name(question, outcome.case)}"
-        self.console.print(word + line, soft_wrap=True)
+        self.console.print(Text.assemble(word, line), soft_wrap=True)
         for complaint in outcome.complaints[:COMPLAINTS]:
             self.console.print(f"      {complaint}", soft_wrap=True)
         if len(outcome.complaints) > COMPLAINTS:

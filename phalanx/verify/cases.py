@@ -199,7 +199,7 @@ def _degrees(random: Random, max_ranks: int) -> tuple[int, int, int]:
         (dp, pp, tp)
         for dp in (1, 2, 3, 4, 8)
         for pp in (1, 2, 3, 4, 8)
-        for tp in (1, 2, 4)
+        for tp in (1, 2, 3, 4)
         if dp * pp * tp <= max_ranks
     ]
     axes = [sum(n > 1 for n in degrees) for degrees in options]

@@ -4,6 +4,11 @@ from typing import Any
 import pytest
 
 from phalanx.cli.main import main
+from phalanx.cli.verify import ask
+from phalanx.core.layout import Layout
+from phalanx.data.synthetic import SyntheticStream
+from phalanx.verify.oracle import Case, default_case
+from phalanx.verify.pool import RankPool
 
 
 def verify_json(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
@@ -62,6 +67,21 @@ def test_a_difference_is_told_with_how_to_ask_again(capsys: pytest.CaptureFixtur
     assert " of its norm" in said
     assert "again: phalanx verify --layout" in said
     assert said.endswith("1 of 1 differ from one device\n")
+
+
+class Breaks(Case):
+    """A case during which a rank fails."""
+
+    def stream(self) -> SyntheticStream:
+        """None."""
+        raise ZeroDivisionError("one over zero")
+
+
+@pytest.mark.ranks
+def test_a_rank_that_fails_is_a_difference_and_not_a_traceback(ranks: RankPool) -> None:
+    outcome = ask(ranks, Breaks(default_case(Layout()).run))
+    assert not outcome.passed
+    assert outcome.complaints == ["rank 0: ZeroDivisionError: one over zero"]
 
 
 @pytest.mark.ranks
