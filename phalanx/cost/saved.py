@@ -46,7 +46,6 @@ class Stack:
     Attributes:
         name: of the program.
         fused_attention: scores are never stored, only the softmax statistics.
-        fused_norm: an rmsnorm keeps its input and statistics; else also its result, both in fp32.
         statistics: count the statistics of norms and softmax, which papers leave out.
         angles: every block keeps its own rotary angles.
         mask_bytes: of one element of a dropout mask; 0 drops nothing.
@@ -64,7 +63,6 @@ class Stack:
 
     name: str
     fused_attention: bool = True
-    fused_norm: bool = True
     statistics: bool = True
     angles: bool = False
     mask_bytes: float = 0.0
@@ -78,8 +76,8 @@ class Stack:
     fragmentation: float = 0.03
 
 
-OURS = Stack(name="phalanx", angles=True, reduced_apart=True)
-OURS_ON_CPU = Stack(name="phalanx on a CPU", angles=True, reduced_apart=True, fused_norm=False)
+OURS = Stack(name="phalanx", angles=True, reduced_apart=True, logit_peak=6.0, logit_peak_whole=6.0)
+EAGER = Stack(name="plain PyTorch", angles=True, reduced_apart=True)
 MEGATRON = Stack(name="Megatron-LM", logit_peak_whole=10.0)
 PAPER = Stack(
     name="Korthikanti et al. 2022",
@@ -121,6 +119,7 @@ def head_saved(shape: ModelShape, element: int, stack: Stack) -> tuple[Saved, ..
         *_norm("final norm", shape, element, stack, part="input"),
         Saved("head input", shape.hidden * element, "sequence"),
         Saved("logits", shape.vocab * stack.logit_kept, "tp"),
+        Saved("softmax sums", FP32 if stack.statistics else 0, "whole"),
     )
 
 
@@ -154,9 +153,6 @@ def _norm(
 ) -> Iterator[Saved]:
     """Its input, and one statistic per token: two of a layernorm, which also centres."""
     h = width or shape.hidden
-    if shape.norm == "rmsnorm" and not stack.fused_norm:
-        element = max(element, FP32)
-        yield Saved(f"{name} result", h * element, "sequence")
     yield Saved(f"{name} input", h * element, "sequence", part)
     if stack.statistics:
         count = 2 if shape.norm == "layernorm" else 1

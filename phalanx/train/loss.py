@@ -6,7 +6,6 @@ Source: Shoeybi et al. 2019 (arXiv:1909.08053), section 3, the parallel cross-en
 from typing import Any, NamedTuple, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from phalanx.train.autograd import apply
@@ -42,19 +41,15 @@ def token_losses(logits: Tensor, targets: Tensor, part: Slice) -> Tensor:
     Returns:
         [...], zero where the target is -100; the same on every rank.
     """
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    rows, ids = wide.flatten(0, -2), targets.flatten()
-    if part.group.size == 1:
-        losses = F.cross_entropy(
-            rows, ids, ignore_index=IGNORED, reduction="none", label_smoothing=part.smoothing
-        )
-    else:
-        losses = cast(Tensor, apply(_ParallelCrossEntropy, rows, ids, part))
+    losses = cast(Tensor, apply(_CrossEntropy, logits.flatten(0, -2), targets.flatten(), part))
     return losses.view(targets.shape)
 
 
-class _ParallelCrossEntropy(torch.autograd.Function):
-    """Loss = log sum exp z - (1 - e) z_target - (e / V) sum z, for smoothing e."""
+class _CrossEntropy(torch.autograd.Function):
+    """Loss = log sum exp z - (1 - e) z_target - (e / V) sum z, for smoothing e.
+
+    One tensor of the size of the logits is kept, in fp32 or wider, and becomes their gradient.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, part: Slice) -> Tensor:
@@ -62,9 +57,10 @@ class _ParallelCrossEntropy(torch.autograd.Function):
         local = targets - part.first
         mine = valid & (local >= 0) & (local < logits.shape[-1])
         column = local.where(mine, 0).unsqueeze(-1)
-        largest = logits.amax(-1)
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        largest = wide.amax(-1, keepdim=True)
         part.group.all_reduce(largest, "loss maximum", largest=True).wait()
-        shifted = logits - largest.unsqueeze(-1)
+        shifted = wide - largest if wide is logits else wide.sub_(largest)
         target = shifted.gather(-1, column).squeeze(-1) * mine
         plain = shifted.sum(-1) if part.smoothing else torch.zeros_like(target)
         exps = shifted.exp_()
@@ -72,15 +68,17 @@ class _ParallelCrossEntropy(torch.autograd.Function):
         part.group.all_reduce(sums, "loss sums").wait()
         total, target, plain = sums
         e = part.smoothing
-        ctx.save_for_backward(exps.div_(total.unsqueeze(-1)), column, mine, valid)
-        ctx.part = part
+        ctx.save_for_backward(exps, total.reciprocal(), column, mine, valid)
+        ctx.part, ctx.dtype = part, logits.dtype
         return cast(Tensor, (total.log() - (1 - e) * target - e / part.vocab * plain) * valid)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        softmax, column, mine, valid = cast(tuple[Tensor, ...], ctx.saved_tensors)
-        part = cast(Slice, ctx.part)
-        grad = softmax - part.smoothing / part.vocab if part.smoothing else softmax.clone()
-        hit = (mine.to(grad.dtype) * (part.smoothing - 1)).unsqueeze(-1)
-        grad.scatter_add_(-1, column, hit)
-        return grad.mul_((grads[0] * valid).unsqueeze(-1)), None, None
+        exps, share, column, mine, valid = cast(tuple[Tensor, ...], ctx.saved_tensors)
+        e, vocab = ctx.part.smoothing, ctx.part.vocab
+        upstream = (grads[0] * valid).unsqueeze(-1)
+        grad = exps.mul_(upstream * share.unsqueeze(-1))
+        if e:
+            grad.sub_(upstream * (e / vocab))
+        grad.scatter_add_(-1, column, upstream * mine.unsqueeze(-1) * (e - 1))
+        return grad.to(ctx.dtype), None, None

@@ -23,7 +23,7 @@ from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe, Run
 from phalanx.cost.memory import rank_memory
-from phalanx.cost.saved import OURS_ON_CPU
+from phalanx.cost.saved import OURS
 from phalanx.data.batches import Batch
 from phalanx.plan.simulate import peak_in_flight
 from phalanx.schedules.build import build
@@ -117,6 +117,7 @@ def test_a_rank_peaks_where_the_planner_says(shape: ModelShape, line: str, pp_ra
     run = Run(model=shape, layout=layout, recipe=Recipe(seq=SEQ, batch=batch))
     schedule = build(layout.schedule, layout.pp, run.micro_batches, layout.v)
     in_flight = peak_in_flight(schedule)[pp_rank]
-    planned = rank_memory(shape, layout, SEQ, pp_rank, in_flight, OURS_ON_CPU).allocated
+    planned = rank_memory(shape, layout, SEQ, pp_rank, in_flight, OURS).allocated
     rank = layout.rank_at(layout.coordinates(0)._replace(pp=pp_rank))
-    assert planned == pytest.approx(measured(run, rank), rel=0.04)
+    # two largest gradients are planned under ZeRO-2 and 3, where the first may be a smaller one
+    assert 0.96 < planned / measured(run, rank) < 1.08

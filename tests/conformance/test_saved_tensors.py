@@ -17,7 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe
-from phalanx.cost.saved import OURS_ON_CPU, Saved, block_saved, bytes_per_token, head_saved, kept
+from phalanx.cost.saved import OURS, Saved, block_saved, bytes_per_token, head_saved, kept
 from phalanx.train.comm import Group, Ledger
 from phalanx.train.model.batch import MicroBatch
 from phalanx.train.model.block import Block
@@ -111,17 +111,17 @@ def test_a_block_keeps_what_the_ledger_says(shape: ModelShape, line: str):
         fill(block, layout.tp, torch.float32)
         x = torch.ones(SEQ // tp.sequence_parts, layout.mb, shape.hidden, requires_grad=True)
         found = measured(lambda: block(x, micro_batch(layout.mb)), block)
-    ledger = block_saved(shape, 0, SEQ, 4, OURS_ON_CPU)
+    ledger = block_saved(shape, 0, SEQ, 4, OURS)
     assert found == predicted(ledger, layout)
 
 
-def test_llama_blocks_in_bf16_on_a_cpu_keep_norms_in_fp32():
+def test_llama_blocks_in_bf16_keep_what_the_ledger_says():
     with tensor_group(1) as group:
         block = Block(0, LLAMA, Recipe(), TensorParallel(group, sequence=False))
         fill(block, 1, torch.bfloat16)
         x = torch.ones(SEQ, 2, LLAMA.hidden, dtype=torch.bfloat16, requires_grad=True)
         found = measured(lambda: block(x, micro_batch(2)), block)
-    ledger = block_saved(LLAMA, 0, SEQ, 2, OURS_ON_CPU)
+    ledger = block_saved(LLAMA, 0, SEQ, 2, OURS)
     assert found == predicted(ledger, Layout(mb=2))
 
 
@@ -134,5 +134,5 @@ def test_the_head_keeps_what_the_ledger_says(line: str):
         fill(head, layout.tp, torch.float32)
         x = torch.ones(SEQ // tp.sequence_parts, layout.mb, LLAMA.hidden, requires_grad=True)
         found = measured(lambda: head(x, micro_batch(layout.mb)), head)
-    ledger = head_saved(LLAMA, 4, OURS_ON_CPU)
+    ledger = head_saved(LLAMA, 4, OURS)
     assert found == pytest.approx(predicted(ledger, layout), abs=64)

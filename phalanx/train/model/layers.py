@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from phalanx.core.model import ModelShape
 from phalanx.train.autograd import apply
+from phalanx.train.kernels import rms_norm
 from phalanx.train.model.batch import MicroBatch
 from phalanx.train.parallel.tensor import TensorParallel
 from phalanx.train.parameters import Declared, Start, key_of, uniform_at
@@ -52,7 +53,7 @@ class RMSNorm(Declared):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize [s/t, b, h] along h."""
-        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+        return rms_norm(x, self.weight, self.eps)
 
 
 class LayerNorm(Declared):

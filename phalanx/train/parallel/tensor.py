@@ -11,11 +11,11 @@ Shapes: s sequence, b micro-batch, h hidden; s/t where a rank holds only its par
 from typing import Any, Protocol, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phalanx.train.autograd import apply
 from phalanx.train.comm import Group, Pending
+from phalanx.train.kernels import times
 
 
 class Linear(Protocol):
@@ -56,8 +56,6 @@ class TensorParallel:
         Returns:
             One [s, b, n/t] for each projection.
         """
-        if self.group.size == 1:
-            return [F.linear(x, layer.weight, layer.bias) for layer in layers]
         weights = [layer.weight for layer in layers]
         outputs = cast(tuple[Tensor, ...], apply(_Columns, self, x, *weights))
         return [
@@ -75,9 +73,7 @@ class TensorParallel:
         Returns:
             [s/t, b, h] under sequence parallelism, else [s, b, h].
         """
-        if self.group.size == 1:
-            return F.linear(x, layer.weight, layer.bias)
-        y = self.sum(F.linear(x, layer.weight))
+        y = self.sum(cast(Tensor, apply(_Rows, x, layer.weight)))
         return y if layer.bias is None else y + layer.bias
 
     def sum(self, partial: Tensor) -> Tensor:
@@ -115,27 +111,44 @@ class _Columns(torch.autograd.Function):
         ctx.save_for_backward(x, *weights)
         whole, pending = tp.gather_sequence(x, "tp input")
         pending.wait()
-        return tuple(F.linear(whole, w) for w in weights)
+        return tuple(times(whole, w) for w in weights)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         tp = cast(TensorParallel, ctx.tp)
         x, *weights = cast(tuple[Tensor, ...], ctx.saved_tensors)
         whole, gathered = tp.gather_sequence(x, "tp input again")
-        dx_partial = _sum_of_products(grads, weights)
+        rows = [g.flatten(0, -2) for g in grads]
+        dx_partial = _sum_of_products(rows, weights).view(*grads[0].shape[:-1], -1)
         dx, reduced = tp.reduce_sequence(dx_partial, "tp input gradient")
         gathered.wait()
         inputs = whole.flatten(0, -2)
-        dws = [g.flatten(0, -2).t() @ inputs for g in grads]
+        dws = [g.t() @ inputs for g in rows]
         reduced.wait()
         return None, dx, *dws
 
 
-def _sum_of_products(grads: tuple[Tensor, ...], weights: list[Tensor]) -> Tensor:
-    total = (grads[0] @ weights[0]).flatten(0, -2)
-    for g, w in zip(grads[1:], weights[1:], strict=True):
-        total.addmm_(g.flatten(0, -2), w)
-    return total.view(*grads[0].shape[:-1], -1)
+def _sum_of_products(rows: list[Tensor], weights: list[Tensor]) -> Tensor:
+    total = times(rows[0], weights[0].t())
+    for g, w in zip(rows[1:], weights[1:], strict=True):
+        total += times(g, w.t())
+    return total
+
+
+class _Rows(torch.autograd.Function):
+    """One product, of this rank's columns with its rows of the matrix."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return times(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = cast(tuple[Tensor, Tensor], ctx.saved_tensors)
+        rows = grads[0].flatten(0, -2)
+        dx = times(rows, weight.t()).view_as(x)
+        return dx, rows.t() @ x.flatten(0, -2)
 
 
 class _Sum(torch.autograd.Function):
