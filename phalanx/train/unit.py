@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor, nn
@@ -159,14 +160,18 @@ class Unit:
     def on_gradient(self, action: Callable[[int, Tensor], None]) -> None:
         """Call `action(slot index, gradient)` whenever backward has made a gradient.
 
-        The gradient is then the action's: the parameter keeps none.
+        The gradient is then the action's: the parameter keeps none. The action is a bound method,
+        held weakly: torch's hooks hide from the garbage collector, and a cycle through them would
+        keep an engine, with its memory and its sockets, for ever.
         """
+        held = WeakMethod(action)
         for index, parameter in enumerate(self.parameters):
 
             def hook(p: Tensor, index: int = index) -> None:
                 grad, p.grad = p.grad, None
-                if grad is not None:
-                    action(index, grad)
+                act = held()
+                if grad is not None and act is not None:
+                    act(index, grad)
 
             parameter.register_post_accumulate_grad_hook(hook)
 

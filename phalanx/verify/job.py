@@ -1,5 +1,6 @@
 """One job on one rank process: join the others, work, leave."""
 
+import gc
 import os
 from collections.abc import Callable
 from datetime import timedelta
@@ -33,4 +34,5 @@ def run_job(
     try:
         return job(*arguments)
     finally:
+        gc.collect()  # a group that a cycle keeps alive would poll its dead sockets for ever
         dist.destroy_process_group()

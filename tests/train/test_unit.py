@@ -1,3 +1,4 @@
+from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 
@@ -136,11 +137,21 @@ def test_masters_of_the_same_type_are_the_weights_themselves() -> None:
     assert not made.weights[: made.low].any()
 
 
+@dataclass
+class Keeper:
+    unit: Unit
+    arrived: dict[str, Tensor]
+
+    def keep(self, index: int, grad: Tensor) -> None:
+        self.arrived[self.unit.slots[index].declaration.name] = grad
+
+
 def test_a_parameter_keeps_no_gradient_of_its_own() -> None:
     module = Odd()
     made = unit(module=module)
     arrived: dict[str, Tensor] = {}
-    made.on_gradient(lambda i, grad: arrived.update({made.slots[i].declaration.name: grad}))
+    keeper = Keeper(made, arrived)
+    made.on_gradient(keeper.keep)
     (module.out * 3).sum().backward()
     assert list(arrived) == ["odd.out"]
     assert torch.equal(arrived["odd.out"], torch.full((5, 3), 3.0, dtype=torch.float64))
