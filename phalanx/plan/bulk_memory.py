@@ -1,0 +1,269 @@
+"""How many bytes the worst rank of each of many layouts needs: `cost/memory.py`, by column.
+
+What depends on few columns is counted once for each of their values, by the same functions that
+count a single layout; the rest is sums and maxima over arrays.
+
+Symbols: h hidden, f ffn width, V vocabulary, t tp, e ep, p pp.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from phalanx.core.layout import RECOMPUTE, Layout
+from phalanx.core.model import ModelShape
+from phalanx.cost.memory import state_bytes
+from phalanx.cost.params import block_held, embedding_held, head_held
+from phalanx.cost.saved import Saved, Stack, block_saved, bytes_per_token, head_saved, kept
+from phalanx.cost.state import StateBytes
+from phalanx.plan.bulk_pipeline import Ranks, held_by, ranks_of
+from phalanx.plan.candidates import Booleans, Floats, Integers, Rows, Sharding, Space, largest
+
+
+class Table:
+    """A function of a few columns, found once for each combination of their values."""
+
+    def __init__(self, price: Callable[..., float], *values: Sequence[int]) -> None:
+        self._values = [np.array(column, dtype=np.int64) for column in values]
+        grid = np.meshgrid(*self._values, indexing="ij")
+        prices = [
+            price(*(int(v) for v in at)) for at in zip(*(g.ravel() for g in grid), strict=True)
+        ]
+        self._table = np.array(prices, dtype=np.float64).reshape(grid[0].shape)
+
+    def of(self, *columns: Integers) -> Floats:
+        """The value of every row."""
+        places = [
+            np.searchsorted(values, column)
+            for values, column in zip(self._values, columns, strict=True)
+        ]
+        result: Floats = self._table[tuple(places)]
+        return result
+
+
+@dataclass(frozen=True)
+class Held:
+    """Parameters of each unit on one rank of every row, before ZeRO cuts them."""
+
+    dense: Floats  # a block without experts
+    routed: Floats  # a block with experts: what all ranks share of it
+    experts: Floats  # and its experts
+    embedding: Floats
+    head: Floats
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Bytes of activations for each token of a micro-batch, of every row."""
+
+    dense: Floats  # by a block without experts, until its backward
+    routed: Floats
+    dense_again: Floats  # what recomputation brings back while the backward of one block runs
+    routed_again: Floats
+    dense_gradients: Floats  # alive while one block is differentiated
+    routed_gradients: Floats
+    head: Floats  # by the head, until its backward
+    loss: Floats  # more than that while the loss is computed
+
+
+@dataclass(frozen=True)
+class RankBytes:
+    """One kind of pipeline rank of every row, before ZeRO stages are known.
+
+    Attributes:
+        shared: parameters that all data-parallel ranks hold alike.
+        experts: parameters that only ranks with the same place along ep hold alike.
+        unit: parameters of its largest unit.
+        activations: bytes kept by the micro-batches in flight, and of messages on the way.
+        loss: bytes that are alive while the loss is computed; 0 but on the last rank.
+        backward: bytes that are alive while one block is differentiated.
+    """
+
+    shared: Floats
+    experts: Floats
+    unit: Floats
+    activations: Floats
+    loss: Floats
+    backward: Floats
+
+    def take(self, which: Integers | Booleans) -> "RankBytes":
+        """Some of the rows."""
+        return RankBytes(*(getattr(self, field.name)[which] for field in fields(self)))
+
+
+class Ledger:
+    """Counts bytes of the rows of one space."""
+
+    def __init__(self, where: Space, stack: Stack) -> None:
+        self.where = where
+        self.stack = stack
+        self.kinds: Ranks = ranks_of(where.shape, where.variants)
+        self.chunks = np.array([v.v for v in where.variants], dtype=np.int64)
+        self.element = {"fp32": 4, "fp64": 8}.get(where.precision, 2)
+        self._held = _held_tables(where)
+        self._kept = _kept_tables(where, stack, self.element)
+
+    def held(self, rows: Rows) -> Held:
+        """Parameters by unit; see `cost/params.py`."""
+        tables, borrows = self._held, (rows.dp * rows.cp % rows.ep != 0).astype(np.int64)
+        return Held(
+            dense=tables["dense"].of(rows.tp),
+            routed=tables["routed"].of(rows.tp),
+            experts=tables["experts"].of(rows.tp, rows.ep, borrows),
+            embedding=tables["embedding"].of(rows.tp),
+            head=tables["head"].of(rows.tp, (rows.pp > 1).astype(np.int64)),
+        )
+
+    def kept(self, rows: Rows) -> Kept:
+        """Activations by unit; see `cost/saved.py`."""
+        modes = {
+            name: self._kept[name].of(rows.tp, rows.sp, rows.recompute)
+            for name in ("dense", "routed", "dense_again", "routed_again")
+        }
+        cut = {
+            name: self._kept[name].of(rows.tp, rows.sp)
+            for name in ("dense_gradients", "routed_gradients", "head")
+        }
+        whole = self.stack.logit_peak_whole
+        extra = np.where(rows.tp > 1, self.stack.logit_peak, whole) - self.stack.logit_kept
+        return Kept(**modes, **cut, loss=self.where.shape.vocab * extra / rows.tp)
+
+    def count(self, rows: Rows, held: Held) -> tuple[RankBytes, ...]:
+        """Count what does not depend on the ZeRO stage, for every kind of pipeline rank."""
+        keeps = self.kept(rows)
+        return tuple(self._rank(rows, kind, held, keeps) for kind in range(self.kinds.kinds))
+
+    def _rank(self, rows: Rows, kind: int, held: Held, keeps: Kept) -> RankBytes:
+        dense, routed, place = self.kinds.of(rows.variant, kind)
+        some, experts = dense > 0, routed > 0  # blocks of each sort, where it has any
+        first, last = kind == 0, place == rows.pp - 1
+        chunks, tokens = self.chunks[rows.variant], rows.mb * self.where.seq / rows.cp
+        in_flight = held_by(rows, self.where.variants, place)
+        each = (dense * keeps.dense + routed * keeps.routed) / chunks
+        parts = np.where(rows.sp > 0, rows.tp, 1)
+        messages = 2 * self.where.shape.hidden * self.element / parts * (rows.pp > 1)
+        put_by = np.maximum(in_flight - 1, 0.0) * (chunks == 1)
+        again = np.maximum(some * keeps.dense_again, experts * keeps.routed_again)
+        coming = np.maximum(some * keeps.dense_gradients, experts * keeps.routed_gradients)
+        blocks = np.maximum(some * held.dense, experts * (held.routed + held.experts))
+        ends = first * held.embedding + last * held.head
+        return RankBytes(
+            shared=dense * held.dense + routed * held.routed + ends,
+            experts=routed * held.experts,
+            unit=np.maximum(blocks, (last | first) * held.embedding),
+            activations=tokens * (in_flight * each + messages),
+            loss=tokens * last * ((put_by + 1) * keeps.head + keeps.loss),
+            backward=tokens * (again + coming),
+        )
+
+    def least(self, rows: Rows, ranks: Sequence[RankBytes]) -> Floats:
+        """Bytes that no ZeRO stage goes below: all state over all ranks, and nothing gathered."""
+        state = self._state(3)
+        shared_by, experts_by = spread_over(rows, rows.dp)
+        most = [
+            (state.weights + state.gradients + state.optimizer)
+            * (rank.shared / shared_by + rank.experts / experts_by)
+            + rank.activations
+            + np.maximum(rank.loss, rank.backward)
+            for rank in ranks
+        ]
+        return self.with_reserve(largest(most))
+
+    def worst(self, rows: Rows, ranks: Sequence[RankBytes], sharding: Sharding) -> Floats:
+        """Bytes of the worst rank, of shape (rows, shards); see `memory.rank_memory`."""
+        zero, state = sharding.zero, self._state(sharding.zero)
+        shared_by, experts_by = spread_over(rows, sharding.shards)
+        gathered = 2.0 * self.element if zero == 3 else 0.0
+        reduced = 2.0 * self.stack.gradient_bytes if zero >= 2 else 0.0
+        sizes = ((state.optimizer, 1), (state.gradients, 2), (state.weights, 3))
+        whole = sum(size for size, least in sizes if zero < least)
+        part = state.total - whole
+        part += state.gradients if zero == 1 and self.stack.reduced_apart else 0.0
+        most = [
+            part * (rank.shared / shared_by + rank.experts / experts_by)
+            + (whole * (rank.shared + rank.experts) + rank.activations + gathered * rank.unit)
+            + np.maximum(rank.loss, rank.backward + reduced * rank.unit)
+            for rank in ranks
+        ]
+        return self.with_reserve(largest(most))
+
+    def with_reserve(self, allocated: Floats) -> Floats:
+        """What the device must have for a program that allocates so much."""
+        return self.stack.context + (1 + self.stack.fragmentation) * allocated
+
+    def _state(self, zero: int) -> StateBytes:
+        layout = Layout(dp=2, zero=zero, precision=self.where.precision)
+        return state_bytes(layout, self.stack)
+
+
+def spread_over(rows: Rows, shards: Integers) -> tuple[Floats, Floats]:
+    """Over how many ranks ZeRO spreads shared parameters, and experts; see `params.copies`."""
+    group = (shards * rows.cp).astype(np.float64)
+    cut = np.where(rows.dp * rows.cp % rows.ep == 0, rows.tp, 1)
+    return group, np.maximum(group * rows.tp // (rows.ep * cut), 1.0)
+
+
+def _held_tables(where: Space) -> dict[str, Table]:
+    shape, tps = where.shape, where.values("tp")
+    last = shape.layers - 1
+    plain = replace(shape, experts=0)
+    routed = shape.is_moe
+
+    def experts(tp: int, ep: int, borrows: int) -> float:
+        layout = Layout(tp=tp, ep=ep, dp=1 if borrows else ep)
+        return block_held(shape, layout, last).experts if routed else 0.0
+
+    return {
+        "dense": Table(lambda tp: block_held(plain, Layout(tp=tp), 0).shared, tps),
+        "routed": Table(
+            lambda tp: block_held(shape, Layout(tp=tp), last).shared if routed else 0.0, tps
+        ),
+        "experts": Table(experts, tps, where.values("ep"), (0, 1)),
+        "embedding": Table(lambda tp: embedding_held(shape, Layout(tp=tp)).total, tps),
+        "head": Table(
+            lambda tp, apart: head_held(shape, Layout(tp=tp, pp=1 + apart)).total, tps, (0, 1)
+        ),
+    }
+
+
+def _kept_tables(where: Space, stack: Stack, element: int) -> dict[str, Table]:
+    shape, tps = where.shape, where.values("tp")
+    layers = (0, shape.layers - 1)  # one without experts, if there is any, and the last one
+    dense, routed = (block_saved(shape, layer, where.seq, element, stack) for layer in layers)
+    of_head = head_saved(shape, element, stack)
+
+    def size(items: Sequence[Saved], tp: int, sp: int) -> float:
+        return bytes_per_token(items, Layout(tp=tp, sp=bool(sp)))
+
+    def left(saved: tuple[Saved, ...]) -> Table:
+        modes = [kept(saved, name) for name in RECOMPUTE]
+        return Table(lambda tp, sp, mode: size(modes[mode], tp, sp), tps, (0, 1), range(3))
+
+    def again(saved: tuple[Saved, ...]) -> Table:
+        dropped = [[s for s in saved if s not in kept(saved, name)] for name in RECOMPUTE]
+        return Table(lambda tp, sp, mode: size(dropped[mode], tp, sp), tps, (0, 1), range(3))
+
+    def gradients(*, experts: bool) -> Table:
+        return Table(
+            lambda tp, sp: _gradients(shape, tp, sp, routed=experts) * element, tps, (0, 1)
+        )
+
+    return {
+        "dense": left(dense),
+        "routed": left(routed),
+        "dense_again": again(dense),
+        "routed_again": again(routed),
+        "dense_gradients": gradients(experts=False),
+        "routed_gradients": gradients(experts=True),
+        "head": Table(lambda tp, sp: size(of_head, tp, sp), tps, (0, 1)),
+    }
+
+
+def _gradients(shape: ModelShape, t: int, sp: int, *, routed: bool) -> float:
+    """Numbers per token that are alive while the MLP of a block is differentiated."""
+    inputs = 3 if shape.activation == "swiglu" else 2
+    if routed and shape.is_moe:
+        width, h = shape.top_k * (shape.moe_ffn or shape.ffn), shape.top_k * shape.hidden
+        return (inputs * width + 2 * h) / (t if sp else 1) + 2 * shape.hidden
+    return inputs * shape.ffn / t + 2 * shape.hidden

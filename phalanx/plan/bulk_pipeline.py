@@ -1,0 +1,279 @@
+"""How long pipelines of many layouts take, and what their ranks hold, by closed formulas.
+
+The formulas are the longest chains of actions that wait for each other, read off played schedules.
+They are exact where all stages cost the same and nothing has to be carried; `plan/pace.py` plays
+the schedules themselves, and decides among the best layouts.
+
+Symbols: p pipeline ranks, m micro-batches, v chunks per rank; F, I, W seconds of one stage.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from phalanx.core.layout import Layout
+from phalanx.core.model import ModelShape
+from phalanx.plan.candidates import Floats, Integers, Rows, Variant, largest
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Three passes of one micro-batch, of every row."""
+
+    F: Floats
+    I: Floats  # noqa: E741  # the letter of the legend
+    W: Floats
+
+    def plus(self, other: "Seconds") -> "Seconds":
+        """Both, one after the other."""
+        return Seconds(self.F + other.F, self.I + other.I, self.W + other.W)
+
+    def times(self, count: Integers | Floats) -> "Seconds":
+        """All of it so many times."""
+        return Seconds(self.F * count, self.I * count, self.W * count)
+
+    def take(self, which: Integers) -> "Seconds":
+        """Some of the rows."""
+        return Seconds(self.F[which], self.I[which], self.W[which])
+
+    @property
+    def total(self) -> Floats:
+        """All three."""
+        result: Floats = self.F + self.I + self.W
+        return result
+
+
+@dataclass(frozen=True)
+class Pipes:
+    """Pipelines by column.
+
+    Attributes:
+        p, m, v: sizes; v counts the stages of a rank.
+        passes: seconds of one micro-batch on one stage, on average over the stages.
+        worst: seconds of one micro-batch on the busiest rank, all its stages together.
+        total: seconds of one micro-batch on all stages together.
+        hop: seconds to carry one tensor to another rank.
+    """
+
+    p: Floats
+    m: Floats
+    v: Floats
+    passes: Seconds
+    worst: Floats
+    total: Floats
+    hop: Floats
+
+    def take(self, which: Integers) -> "Pipes":
+        """Some of them."""
+        p, m, v, worst, total, hop = (
+            column[which] for column in (self.p, self.m, self.v, self.worst, self.total, self.hop)
+        )
+        return Pipes(p, m, v, self.passes.take(which), worst, total, hop)
+
+    @property
+    def filled(self) -> Floats:
+        """(m - 1) / (p - 1): how far the micro-batches fill the ranks once, or more than once."""
+        return (self.m - 1) / np.maximum(self.p - 1, 1)
+
+
+def makespans(pipes: Pipes, schedules: Integers, names: Sequence[str]) -> Floats:
+    """Seconds from the first forward to the last backward of every row.
+
+    Args:
+        pipes: the rows, of shape (rows, 1) or (rows, shards).
+        schedules: place of each row's schedule in `names`, of shape (rows,).
+        names: of schedules.
+    """
+    result = np.empty(pipes.worst.shape)
+    for code, name in enumerate(names):
+        rows = np.flatnonzero(schedules == code)
+        if len(rows):
+            result[rows] = FORMULAS[name](pipes.take(rows))
+    return result
+
+
+def _one_f_one_b(x: Pipes) -> Floats:
+    """One micro-batch through all, and a period for each of the others.
+
+    A rank that holds p micro-batches cannot start the next before the first has come back.
+    """
+    around = x.total + 2 * (x.p - 1) * x.hop
+    period = np.where(x.m > x.p, np.maximum(x.worst, around / x.p), x.worst)
+    return around + (x.m - 1) * period
+
+
+def _gpipe(x: Pipes) -> Floats:
+    return x.total + 2 * (x.p - 1) * x.hop + (x.m - 1) * x.worst
+
+
+def _interleaved(x: Pipes) -> Floats:
+    """The other ranks wait for one chunk, not for one rank's whole share."""
+    return x.m * x.worst + (x.p - 1) * (x.total / (x.p * x.v) + 2 * x.hop)
+
+
+def largest_of(*chains: Floats) -> Floats:
+    """The longest chain."""
+    return largest(chains)
+
+
+def _with_bubble(x: Pipes, bubble: Floats) -> Floats:
+    return (x.m - 1) * x.worst + x.total / x.p + bubble + 2 * (x.p - 1) * x.hop
+
+
+def _zb_h1(x: Pipes) -> Floats:
+    """(p - 1) max(F + I - W, F, I), W as far as there are micro-batches to fill it."""
+    full = np.minimum(x.filled, 1.0)
+    return _with_bubble(
+        x,
+        (x.p - 1) * largest_of(x.passes.F + x.passes.I - full * x.passes.W, x.passes.F, x.passes.I),
+    )
+
+
+def _zb_h2(x: Pipes) -> Floats:
+    """(p - 1) max(F + I - 2 W, F, I - F) from 2 p - 1 micro-batches on."""
+    full = np.clip(x.filled, 0.0, 2.0)
+    ahead = np.maximum(full - 1, 0.0)
+    chains = largest_of(
+        x.passes.F + x.passes.I - full * x.passes.W, x.passes.F, x.passes.I - ahead * x.passes.F
+    )
+    return _with_bubble(x, (x.p - 1) * chains)
+
+
+def _zb_v(x: Pipes) -> Floats:
+    """(p - 1) max(2 I - 2 W, I, 2 F - I, 2 F - 2 W) from 2 p - 1 micro-batches on."""
+    full = np.clip(x.filled - 1, 0.0, 1.0)
+    start = np.clip(1 - x.filled, 0.0, 1.0)  # fewer micro-batches than ranks
+    early = (2 * start) * x.passes.F + 2 * x.passes.I - 2 * full * x.passes.W
+    late = 2 * x.passes.F - full * np.minimum(x.passes.I, 2 * x.passes.W)
+    return _with_bubble(x, (x.p - 1) * largest_of(early, x.passes.I, np.where(full > 0, late, 0.0)))
+
+
+def _dualpipe(x: Pipes) -> Floats:
+    """max[(p/2 - 1)(F + I - W), (p/2 - 1) F, (p - 2) I - F - (p/2 - 1) W]."""
+    half = x.p / 2 - 1
+    chains = largest_of(
+        half * (x.passes.F + x.passes.I - x.passes.W),
+        half * x.passes.F,
+        2 * half * x.passes.I - x.passes.F - half * x.passes.W,
+    )
+    return _with_bubble(x, chains)
+
+
+def _dualpipev(x: Pipes) -> Floats:
+    """max[(p - 1)(F + I - W), (p - 1) F, 2 (p - 1) I - F - (p - 1) W]."""
+    less = x.p - 1
+    chains = largest_of(
+        less * (x.passes.F + x.passes.I - x.passes.W),
+        less * x.passes.F,
+        less * (2 * x.passes.I - x.passes.W) - x.passes.F,
+    )
+    return _with_bubble(x, chains)
+
+
+FORMULAS: dict[str, Callable[[Pipes], Floats]] = {
+    "gpipe": _gpipe,
+    "1f1b": _one_f_one_b,
+    "interleaved": _interleaved,
+    "zb-h1": _zb_h1,
+    "zb-h2": _zb_h2,
+    "zb-v": _zb_v,
+    "dualpipe": _dualpipe,
+    "dualpipev": _dualpipev,
+}
+
+
+def held(name: str, p: Integers, m: Integers, v: Integers, rank: Integers) -> Integers:
+    """Micro-batches whose activations a rank holds at its peak, counted per stage.
+
+        gpipe          m
+        1f1b           min(p - r, m)
+        interleaved    min((v - 1) p + 2 (p - 1 - r) + 1, v m)
+        zb-h1          min(p, m)
+        zb-h2          min(2 p - 1, m)
+        zb-v           min(2 p, 2 m, m + r + 1)
+        dualpipe       p + 1
+        dualpipev      2 p + 1
+
+    Counted on the rows of the schedules, as `simulate.peak_in_flight` does.
+    """
+    ahead = 2 * (p - 1 - rank)
+    most = {
+        "gpipe": m,
+        "1f1b": p - rank,
+        "interleaved": np.minimum((v - 1) * p + ahead + 1, v * m),
+        "zb-h1": p,
+        "zb-h2": 2 * p - 1,
+        "zb-v": np.minimum(np.minimum(2 * p, 2 * m), m + rank + 1),
+        "dualpipe": p + 1,
+        "dualpipev": 2 * p + 1,
+    }[name]
+    return np.minimum(most, m) if name in ("1f1b", "zb-h1", "zb-h2") else most
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of every variant that differ, as tables of shape (variants, kinds of rank).
+
+    The first kind is rank 0, the second the last rank; the others stand for ranks between them,
+    each for all that hold as many blocks: for the one of them that holds most micro-batches.
+
+    Attributes:
+        dense, routed: blocks of a rank, without and with experts.
+        place: the pipeline rank.
+        first_dense, first_routed: blocks of the first stage, of shape (variants,).
+    """
+
+    dense: Integers
+    routed: Integers
+    place: Integers
+    first_dense: Integers
+    first_routed: Integers
+
+    @property
+    def kinds(self) -> int:
+        """How many kinds of rank there are at the most."""
+        return int(self.dense.shape[1])
+
+    def of(self, variant: Integers, kind: int) -> tuple[Integers, Integers, Integers]:
+        """Blocks without and with experts, and the place, of one kind of rank of every row."""
+        return self.dense[variant, kind], self.routed[variant, kind], self.place[variant, kind]
+
+
+def ranks_of(shape: ModelShape, variants: Sequence[Variant]) -> Ranks:
+    """The ranks of every variant; one with more stages than layers holds nothing."""
+    found = [_ranks(shape, variant) for variant in variants]
+    kinds = max((len(ranks) for ranks, _ in found), default=2)
+    padded = [ranks + [ranks[0]] * (kinds - len(ranks)) for ranks, _ in found]
+    table = np.array(padded, dtype=np.int64).reshape(len(variants), kinds, 3)
+    firsts = np.array([first for _, first in found], dtype=np.int64).reshape(-1, 2)
+    return Ranks(table[:, :, 0], table[:, :, 1], table[:, :, 2], firsts[:, 0], firsts[:, 1])
+
+
+def _ranks(
+    shape: ModelShape, variant: Variant
+) -> tuple[list[tuple[int, int, int]], tuple[int, int]]:
+    """(dense, routed, place) of the ranks that differ, and (dense, routed) of the first stage."""
+    p, v = variant.pp, variant.v
+    if variant.num_stages > shape.layers:
+        return [(0, 0, 0), (0, 0, p - 1)], (0, 0)
+    sizes = np.array(Layout(pp=p, v=v).layers_of_stages(shape.layers))
+    without = shape.dense_layers if shape.is_moe else shape.layers
+    dense = np.clip(without - (np.cumsum(sizes) - sizes), 0, sizes)
+    of_rank = [stages.reshape(v, p).sum(axis=0).tolist() for stages in (dense, sizes - dense)]
+    ranks = [(d, r, place) for place, (d, r) in enumerate(zip(*of_rank, strict=True))]
+    between = ranks[1:-1] if variant.schedule == "zb-v" else ranks[-2:0:-1]
+    unlike = {(d, r): (d, r, place) for d, r, place in between}  # the last of its kind remains
+    return [ranks[0], ranks[-1], *unlike.values()], (int(dense[0]), int(sizes[0] - dense[0]))
+
+
+def held_by(rows: Rows, variants: Sequence[Variant], place: Integers) -> Floats:
+    """Micro-batches held by one rank of every row, counted per stage, of shape (rows, 1)."""
+    result = np.empty(place.shape)
+    names = np.array([v.schedule for v in variants])[rows.variant[:, 0]]
+    chunks = np.array([v.v for v in variants], dtype=np.int64)[rows.variant]
+    for name in {v.schedule for v in variants}:
+        which = np.flatnonzero(names == name)
+        columns = (column[which] for column in (rows.pp, rows.m, chunks, place))
+        result[which] = held(name, *columns)
+    return result

@@ -1,0 +1,57 @@
+"""Finds the best layout: looks at all that divide, counts what is refused, prices the rest.
+
+Bytes and seconds of all layouts are computed by column (`plan/sweep.py`); the fastest of every
+mesh are then priced one by one by `estimate`, which decides about their order (`plan/finals.py`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from phalanx.plan.finals import Contenders, Prices, Ranked, decide
+from phalanx.plan.sweep import Request, Sweep
+
+
+@dataclass(frozen=True)
+class Found:
+    """The answer.
+
+    Attributes:
+        request: the question.
+        considered: layouts that divide the devices and the batch.
+        refused: how many of them were refused, by reason.
+        prices: of all that fit.
+        ranked: the best layout of each mesh, fastest first; empty where none fits.
+    """
+
+    request: Request
+    considered: int
+    refused: Mapping[str, int]
+    prices: Prices
+    ranked: tuple[Ranked, ...]
+
+    @property
+    def feasible(self) -> int:
+        """How many layouts fit."""
+        return len(self.prices.seconds)
+
+
+def search(request: Request) -> Found:
+    """Look at every layout.
+
+    Raises:
+        RefusedError: a limit leaves nothing that divides, or the devices lack the number format.
+    """
+    sweep = Sweep(request)
+    contenders = Contenders(sweep.where)
+    seconds, variants = [np.empty(0, np.float32)], [np.empty(0, np.int16)]
+    for block in sweep.priced():
+        contenders.add(block.rows, block.sharding, np.where(block.fits, block.seconds, np.inf))
+        seconds.append(block.seconds[block.fits].astype(np.float32))
+        column = block.rows.variant.astype(np.int16)[:, None]
+        variants.append(np.broadcast_to(column, block.fits.shape)[block.fits])
+    prices = Prices(np.concatenate(seconds), np.concatenate(variants))
+    ranked = decide(request, contenders.fastest(), prices)
+    refused = {reason: count for reason, count in sweep.refused.items() if count}
+    return Found(request, sweep.considered, refused, prices, tuple(ranked))
