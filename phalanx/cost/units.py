@@ -61,9 +61,7 @@ def stages_at(run: Run, at: Coordinates) -> Iterator[tuple[int, range]]:
 
 def units_at(run: Run, at: Coordinates) -> list[UnitSize]:
     """The units that the rank at `at` holds, in the order in which forward uses them."""
-    return [
-        unit for _, layers in stages_at(run, at) for unit in _units_of_stage(run, at, layers)
-    ]
+    return [unit for _, layers in stages_at(run, at) for unit in _units_of_stage(run, at, layers)]
 
 
 def _units_of_stage(run: Run, at: Coordinates, layers: range) -> Iterator[UnitSize]:
