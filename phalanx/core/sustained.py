@@ -11,8 +11,7 @@ class Sustained:
         name: of the set.
         cores: units that share the tiles of a matrix product; 1 where tiles do not come in waves.
         product: share of the peak that a very large matrix product reaches.
-        product_fp8: the same for 8-bit products, of the 8-bit peak.
-        depth: inner length of a product at which half of that is reached.
+        depth: inner length of a 16-bit product at which half of that is reached.
         attention: share of the peak that fused attention reaches, of the scores it computes.
         attention_first: the same for the first generation of fused kernels.
         memory: share of the memory bandwidth that passes over tensors reach.
@@ -32,7 +31,6 @@ class Sustained:
     name: str
     cores: int
     product: float
-    product_fp8: float
     depth: float
     attention: float
     attention_first: float

@@ -14,7 +14,9 @@ from phalanx.cost.params import expert_tp
 from phalanx.cost.practice import Practice
 
 HALF = 2  # bytes of an activation
-LOSS_FORWARD, LOSS_BACKWARD = 14, 10  # bytes per logit: cast, maximum, exponent, sum; gradient
+# Operators of Megatron Core's mixture of experts, counted in its router and token dispatcher:
+# softmax, top-k, masks, losses; counting, sorting, splitting; and back.
+ROUTER_KERNELS, DISPATCH_KERNELS, COMBINE_KERNELS = 20, 25, 15
 
 
 @dataclass(frozen=True)
@@ -56,17 +58,18 @@ def block_work(cut: Slice, *, routed: bool) -> tuple[Work, ...]:
         _residual(cut, sums),
         _norm("mlp norm", cut, h),
         *mlp,
-        _residual(cut, sums),
+        _residual(cut, sums)._replace(part="end"),
     )
 
 
 def head_work(cut: Slice) -> tuple[Work, ...]:
     """Final norm, projection to the vocabulary, cross-entropy."""
     V = cut.shape.vocab / cut.layout.tp
+    forward, backward = (each * V * cut.tokens for each in cut.practice.loss_bytes)
     return (
         _norm("final norm", cut, cut.shape.hidden),
         Product("head", cut.tokens, V, cut.shape.hidden),
-        Sweep("loss", LOSS_FORWARD * V * cut.tokens, LOSS_BACKWARD * V * cut.tokens, 4),
+        Sweep("loss", forward, backward, 4),
     )
 
 
@@ -77,23 +80,28 @@ def embedding_work(cut: Slice) -> tuple[Work, ...]:
 
 
 def _norm(name: str, cut: Slice, width: float) -> Sweep:
-    """Read and write; backward reads the input and the gradient, and writes one."""
+    """Read and write; backward reads the input and the gradient, and writes one.
+
+    Where nothing is fused, the gradients of scale and shift read both once more.
+    """
     size = HALF * width * cut.own_tokens
-    return Sweep(name, 2 * size, 3 * size)
+    return Sweep(name, 2 * size, (3 if cut.practice.fused_passes else 5) * size)
 
 
 def _residual(cut: Slice, sums: int) -> Sweep:
-    """Add to the residual stream; with dropout and its one-byte mask in 2021's practice."""
+    """Add to the residual stream, and add its two gradients; dropout has a mask of one byte."""
     size = HALF * cut.shape.hidden * cut.own_tokens
     if cut.practice.dropout:
-        return Sweep("residual", 3.5 * size, 2.5 * size, sums)
-    return Sweep("residual", 3 * size, size, sums)
+        return Sweep("residual", 3.5 * size, 5.5 * size, sums)
+    return Sweep("residual", 3 * size, 3 * size, sums)
 
 
 def _attention(cut: Slice) -> Iterator[Work]:
     shape, t, T = cut.shape, cut.layout.tp, cut.tokens
     a, g, d, h = shape.heads / t, max(shape.kv_heads / t, 1), shape.head_dim, shape.hidden
     yield Product("query, key, value", T, (a + 2 * g) * d, h)
+    if not cut.practice.fused_passes:
+        yield Sweep("split and join heads", 0.0, 2 * HALF * (a + 2 * g) * d * T)
     if shape.positions == "rope":
         rotated = HALF * (a + g) * d * T
         yield Sweep("rotary positions", 2 * rotated, 2 * rotated, 2)
@@ -119,7 +127,7 @@ def _latent_attention(cut: Slice) -> Iterator[Work]:
     yield _norm("key-value norm", cut, r_kv)
     yield Product("key-value up", T, a * (shape.qk_nope + shape.v_head), r_kv)
     joined = HALF * a * (2 * qk + shape.v_head) * T
-    yield Sweep("join and rotate", 2 * joined, 2 * joined, 4)
+    yield Sweep("join and rotate", 2 * joined, 2 * joined, 12)
     yield from _core(cut, a, qk, shape.v_head)
     yield Product("attention output", T, h, a * shape.v_head)
 
@@ -128,7 +136,8 @@ def _core(cut: Slice, a: float, qk: int, v: int) -> Iterator[Work]:
     """Scores and what they select: fused, or with every score in memory."""
     T, s = cut.tokens, cut.seq
     if cut.practice.fused_attention:
-        yield Scores("attention", 2 * T * (s / 2) * a * (qk + v))
+        flops = 2 * T * (s / 2) * a * (qk + v)
+        yield Scores("attention", flops, first=cut.practice.first_attention)
         return
     heads, rows = a * cut.layout.mb, s / cut.layout.cp
     scores = HALF * a * s * T
@@ -137,8 +146,8 @@ def _core(cut: Slice, a: float, qk: int, v: int) -> Iterator[Work]:
     if cut.practice.dropout:
         yield Sweep("score dropout", 2.5 * scores, 2.5 * scores, 1, "core")
     yield Product("selected values", rows, v, s, heads, "core", weights=False)
-    turned = HALF * a * (2 * qk + 2 * v) * T
-    yield Sweep("transpose heads", 2 * turned, 2 * turned, 4)
+    kept = HALF * a * T
+    yield Sweep("transpose heads", 2 * v * kept, 2 * (2 * qk + 2 * v) * kept, 4)
 
 
 def _mlp(cut: Slice, name: str, f: float) -> Iterator[Work]:
@@ -146,7 +155,7 @@ def _mlp(cut: Slice, name: str, f: float) -> Iterator[Work]:
     inputs = 2 if shape.activation == "swiglu" else 1
     yield Product(f"{name} up", T, inputs * f / t, shape.hidden)
     yield _activation(f"{name} activation", inputs, f / t * T)
-    yield Product(f"{name} down", T, shape.hidden, f / t)
+    yield Product(f"{name} down", T, shape.hidden, f / t, part="end")
 
 
 def _activation(name: str, inputs: int, elements: float) -> Sweep:
@@ -164,11 +173,13 @@ def _experts(cut: Slice) -> Iterator[Work]:
     each = tokens * K / mine
     inputs = 2 if shape.activation == "swiglu" else 1
     yield Product("router", cut.own_tokens, shape.experts, h)
+    chances = 4 * shape.experts * cut.own_tokens
+    yield Sweep("choice", 8 * chances, 8 * chances, ROUTER_KERNELS)
     moved = HALF * K * h * tokens
-    yield Sweep("dispatch", 3 * moved, 3 * moved, 6)
-    yield Product("experts up", each, inputs * f / t, h, mine)
+    yield Sweep("dispatch", 3 * moved, 3 * moved, DISPATCH_KERNELS)
+    yield Product("experts up", each, inputs * f / t, h, mine, kernels=2 * mine)
     yield _activation("experts activation", inputs, f / t * tokens * K)
-    yield Product("experts down", each, h, f / t, mine)
-    yield Sweep("combine", 3 * moved, 3 * moved, 6)
+    yield Product("experts down", each, h, f / t, mine, kernels=2 * mine)
+    yield Sweep("combine", 3 * moved, 3 * moved, COMBINE_KERNELS)
     if shape.shared_experts:
         yield from _mlp(cut, "shared experts", shape.shared_experts * f)

@@ -1,4 +1,4 @@
-"""How long one device computes: matrix products by shape, attention by its scores, the rest by bytes.
+"""How long one device computes: products by shape, attention by scores, the rest by bytes.
 
 A product of M x K by K x N takes the slower of two clocks, arithmetic and memory. Arithmetic runs
 at the share of the peak that large products reach, less for a short inner length K, and less again
@@ -9,14 +9,17 @@ Symbols: M, N, K sizes of a product, T tokens of a micro-batch on one rank.
 
 from dataclasses import dataclass
 from math import ceil
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from phalanx.core.sustained import Sustained
 
 # Tiles of the result that libraries choose from, and what each reaches of the first one's rate.
 TILES = ((256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.85), (64, 64, 0.7))
 FUSED_BACKWARD = 2.5  # products of fused attention's backward over forward's: 5 to 2
-PASSES_OF_LOSS = 3
+
+
+# "core" is what selective recomputation repeats; "end" is what no backward of its block reads.
+Part = Literal["block", "core", "end"]
 
 
 class Passes(NamedTuple):
@@ -40,16 +43,20 @@ class Passes(NamedTuple):
         return self.F + self.I + self.W
 
 
+NONE = Passes()
+
+
 class Product(NamedTuple):
-    """A matrix product with its two gradients; `batch` independent ones in one kernel."""
+    """A matrix product with its two gradients; `batch` independent ones in `kernels` kernels."""
 
     name: str
     M: float
     N: float
     K: float
     batch: float = 1.0
-    part: str = "block"  # "core": selective recomputation repeats its forward
+    part: Part = "block"
     weights: bool = True  # K x N are weights, and their gradient is a pass of its own
+    kernels: float = 1.0
 
 
 class Scores(NamedTuple):
@@ -57,7 +64,8 @@ class Scores(NamedTuple):
 
     name: str
     flops: float
-    part: str = "core"
+    part: Part = "core"
+    first: bool = False  # by the first generation of fused kernels
 
 
 class Sweep(NamedTuple):
@@ -67,7 +75,7 @@ class Sweep(NamedTuple):
     forward: float
     backward: float
     kernels: int = 1
-    part: str = "block"
+    part: Part = "block"
 
 
 Work = Product | Scores | Sweep
@@ -82,7 +90,7 @@ class Machine:
         wide: dense FLOP/s of attention, which stays in 16 bits under fp8.
         hbm: bytes/s of memory.
         element: bytes of an operand of products.
-        product: share of `peak` that very large products reach.
+        accumulate: bytes that adding up the gradient of one weight moves within its product.
         rates: the other shares, see `Sustained`.
     """
 
@@ -90,10 +98,12 @@ class Machine:
     wide: float
     hbm: float
     element: int
-    product: float
+    accumulate: float
     rates: Sustained
 
-    def product_seconds(self, M: float, N: float, K: float, batch: float = 1.0) -> float:
+    def product_seconds(
+        self, M: float, N: float, K: float, batch: float = 1.0, added: float = 0.0
+    ) -> float:
         """The slower of arithmetic and memory for `batch` products M x K by K x N.
 
         2 M N K / (peak x share x K/(K + depth) x fill)
@@ -102,14 +112,16 @@ class Machine:
         if M <= 0 or batch <= 0:
             return 0.0
         rates = self.rates
-        reached = self.peak * self.product * K / (K + rates.depth)
+        depth = rates.depth * self.peak / self.wide
+        reached = self.peak * rates.product * K / (K + depth)
         arithmetic = 2 * M * N * K * batch / (reached * fill(M, N, batch, rates.cores))
-        moved = batch * (M * K + K * N + M * N) * self.element
+        moved = batch * ((M * K + K * N + M * N) * self.element + M * N * added)
         return max(arithmetic, moved / (self.hbm * rates.memory))
 
-    def scores_seconds(self, flops: float) -> float:
+    def scores_seconds(self, flops: float, *, first: bool = False) -> float:
         """Fused attention, whose scores never leave the chip."""
-        return flops / (self.wide * self.rates.attention)
+        rates = self.rates
+        return flops / (self.wide * (rates.attention_first if first else rates.attention))
 
     def sweep_seconds(self, size: float) -> float:
         """Reading and writing `size` bytes."""
@@ -137,23 +149,26 @@ class Cost:
     """Seconds of some work, by what limits them.
 
     Attributes:
-        peak: what its products and scores would take at the peak.
+        peak: what its products would take at the peak.
+        scores_peak: what its attention would take at the peak.
         products: matrix products.
         attention: fused attention.
         sweeps: passes over memory.
         kernels: number of kernels, not seconds.
     """
 
-    peak: Passes = Passes()
-    products: Passes = Passes()
-    attention: Passes = Passes()
-    sweeps: Passes = Passes()
-    kernels: Passes = Passes()
+    peak: Passes = NONE
+    scores_peak: Passes = NONE
+    products: Passes = NONE
+    attention: Passes = NONE
+    sweeps: Passes = NONE
+    kernels: Passes = NONE
 
     def plus(self, other: "Cost") -> "Cost":
         """Both, one after the other."""
         return Cost(
             self.peak.plus(other.peak),
+            self.scores_peak.plus(other.scores_peak),
             self.products.plus(other.products),
             self.attention.plus(other.attention),
             self.sweeps.plus(other.sweeps),
@@ -174,8 +189,8 @@ def price(work: Work, machine: Machine) -> Cost:
         case Scores():
             passes = Passes(1.0, FUSED_BACKWARD)
             return Cost(
-                peak=Passes(1.0, 2.0).times(work.flops / machine.wide),
-                attention=passes.times(machine.scores_seconds(work.flops)),
+                scores_peak=Passes(1.0, 2.0).times(work.flops / machine.wide),
+                attention=passes.times(machine.scores_seconds(work.flops, first=work.first)),
                 kernels=Passes(1, 2),
             )
         case Sweep():
@@ -192,17 +207,18 @@ def _product(work: Product, machine: Machine) -> Cost:
     ideal = 2 * M * N * K * batch / machine.peak
     forward = machine.product_seconds(M, N, K, batch)
     inputs = machine.product_seconds(M, K, N, batch)
-    others = machine.product_seconds(K, N, M, batch)
+    added = machine.accumulate if work.weights else 0.0
+    others = machine.product_seconds(K, N, M, batch, added)
     if work.weights:
         return Cost(
             peak=Passes(ideal, ideal, ideal),
             products=Passes(forward, inputs, others),
-            kernels=Passes(1, 1, 1),
+            kernels=Passes(work.kernels, work.kernels, work.kernels),
         )
     return Cost(
         peak=Passes(ideal, 2 * ideal),
         products=Passes(forward, inputs + others),
-        kernels=Passes(1, 2),
+        kernels=Passes(work.kernels, 2 * work.kernels),
     )
 
 
@@ -214,13 +230,23 @@ def total(works: tuple[Work, ...], machine: Machine) -> Cost:
     return cost
 
 
-def again(works: tuple[Work, ...], machine: Machine, recompute: str) -> Passes:
-    """Seconds and kernels of the forward that backward repeats: (seconds at peak, seconds, kernels).
+class Again(NamedTuple):
+    """The forward that backward repeats: seconds, and the number of kernels."""
 
-    none: nothing; selective: the attention core; full: the block.
+    seconds: float = 0.0
+    kernels: float = 0.0
+
+
+def again(works: tuple[Work, ...], machine: Machine, recompute: str, *, stops_early: bool) -> Again:
+    """What of the forward of a block backward repeats.
+
+    none: nothing; selective: the attention core; full: everything, or all but what only later
+    blocks read.
     """
     if recompute == "none":
-        return Passes()
-    repeated = tuple(w for w in works if recompute == "full" or w.part == "core")
-    cost = total(repeated, machine)
-    return Passes(cost.peak.F, cost.busy.F, cost.kernels.F)
+        return Again()
+    parts = ["core"] if recompute == "selective" else ["core", "block"]
+    if recompute == "full" and not stops_early:
+        parts.append("end")
+    cost = total(tuple(work for work in works if work.part in parts), machine)
+    return Again(cost.busy.F, cost.kernels.F)

@@ -2,7 +2,15 @@
 
 from dataclasses import dataclass
 
-from phalanx.cost.saved import MEGATRON, OURS, PAPER, Stack
+from phalanx.cost.saved import EAGER, MEGATRON, OURS, PAPER, Stack
+
+# Norm 4 and clipping 8; gradient 4, master and two moments read and written 24, weight written 2.
+FUSED_ADAMW = 4 + 8 + 4 + 24 + 2
+# The same after a copy of the gradients to fp32, unscaling, and a copy of the weights back.
+FP16_ADAMW = FUSED_ADAMW + 6 + 8 + 4
+# Norm and clipping, and eight operators one after the other (decay, two means, square, root,
+# quotient, sum, weight) that each read two and write one.
+EAGER_ADAMW = 4 + 8 + 2 + 8 * 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,10 +22,20 @@ class Practice:
         stack: what it keeps in memory.
         fused_attention: scores never leave the chip, and only half of them are computed.
         dropout: after embeddings, scores, attention and MLP.
+        fused_passes: norms, activations and the optimizer read and write every tensor once;
+            otherwise one operator of the framework after the other does.
+        stops_early: recomputation ends at the last tensor that backward needs, so that the last
+            product of a block is not repeated.
+        first_attention: fused attention of the first generation, which reaches less.
+        hides_sums: in backward, the messages of tp go on beside products that do not need them.
         hides_gradients: gradients are reduced while backward goes on.
         hides_weights: weights are gathered while forward goes on.
         pipeline_outside: neighbouring ranks differ in dp before they differ in pp.
         accumulate: bytes read and written per parameter to add up a gradient.
+        fused_accumulation: within the product that makes it, while arithmetic goes on.
+        loss_bytes: moved per logit in forward and in backward of the cross-entropy.
+        optimizer_bytes: moved per parameter by a step of AdamW, norm and clipping included.
+        graphs: kernels are launched from recorded graphs, without waiting for the host.
         gradient: bytes of an element of what is reduced.
     """
 
@@ -25,15 +43,45 @@ class Practice:
     stack: Stack
     fused_attention: bool = True
     dropout: bool = False
+    fused_passes: bool = True
+    stops_early: bool = False
+    first_attention: bool = False
+    hides_sums: bool = True
     hides_gradients: bool = True
     hides_weights: bool = True
     pipeline_outside: bool = False
     accumulate: float = 8.0
+    fused_accumulation: bool = False
+    loss_bytes: tuple[float, float] = (14.0, 22.0)
+    optimizer_bytes: float = EAGER_ADAMW
+    graphs: bool = False
     gradient: float = 4.0
 
 
-PHALANX = Practice(name="phalanx", stack=OURS)
-MEGATRON_CORE = Practice(name="Megatron Core", stack=MEGATRON, pipeline_outside=True)
+PHALANX = Practice(
+    name="phalanx",
+    stack=OURS,
+    fused_passes=False,
+    stops_early=True,
+    hides_sums=False,
+)
+MEGATRON_CORE = Practice(
+    name="Megatron Core",
+    stack=MEGATRON,
+    pipeline_outside=True,
+    fused_accumulation=True,
+    loss_bytes=(10.0, 8.0),
+    optimizer_bytes=FUSED_ADAMW,
+)
+# PyTorch FSDP in eager mode, 2023: one operator after the other, FlashAttention of that year
+EAGER_FSDP = Practice(
+    name="PyTorch FSDP",
+    stack=EAGER,
+    fused_passes=False,
+    stops_early=True,
+    first_attention=True,
+    pipeline_outside=True,
+)
 # Megatron-LM until 2022: scores in memory, dropout, one all-reduce of 16-bit gradients at the end
 MEGATRON_2021 = Practice(
     name="Megatron-LM 2021",
@@ -43,6 +91,9 @@ MEGATRON_2021 = Practice(
     hides_gradients=False,
     hides_weights=False,
     pipeline_outside=True,
-    accumulate=6.0,
+    accumulate=4.0,
+    fused_accumulation=True,
+    loss_bytes=(14.0, 10.0),
+    optimizer_bytes=FP16_ADAMW,
     gradient=2.0,
 )

@@ -146,7 +146,11 @@ def _number(schedule: Schedule) -> _Numbered:
     """Number the actions, find what each waits for, and so its level."""
     m, depth, stages = schedule.m, schedule.depth, schedule.num_stages
     codes = {kind: code for code, kind in enumerate(KINDS)}
-    kind, stage, made, wanted, before = [], [], [], [], []
+    kind: list[int] = []
+    stage: list[int] = []
+    made: list[int] = []
+    wanted: list[int] = []
+    before: list[int] = []
     for row in schedule.rows:
         for position, action in enumerate(row):
             s, code, i = action[0], codes[action[1]], action[2]
@@ -164,8 +168,13 @@ def _number(schedule: Schedule) -> _Numbered:
     places = np.array(made, dtype=np.intp)
     maker[places[places >= 0]] = np.flatnonzero(places >= 0)
     needs = maker[np.array(wanted, dtype=np.intp)]
-    columns = [np.array(column, dtype=np.intp) for column in (kind, stage, before)]
-    return _Numbered(*columns, needs, _level(schedule, needs.tolist()))
+    return _Numbered(
+        kind=np.array(kind, dtype=np.intp),
+        stage=np.array(stage, dtype=np.intp),
+        before=np.array(before, dtype=np.intp),
+        needs=needs,
+        level=_level(schedule, needs.tolist()),
+    )
 
 
 def _level(schedule: Schedule, needs: list[int]) -> Integers:

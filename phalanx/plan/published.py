@@ -14,7 +14,7 @@ from phalanx.cost.flops import flops_per_token, recompute_flops_per_token
 from phalanx.plan.estimate import answer
 from phalanx.plan.question import Question, ask
 from phalanx.plan.rows import PublishedRun, Row, UnusableError, read_run
-from phalanx.plan.stages import block_cost
+from phalanx.plan.stages import block_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,11 +89,10 @@ def _question(run: PublishedRun, index: int) -> Question:
 
 def _one_layer(run: PublishedRun) -> Prediction:
     question = _question(run, 0)
-    seconds = block_cost(question, routed=question.shape.is_moe).seconds.total
     return Prediction(
         id=run.id,
         complete=run.complete,
-        seconds=seconds * question.micro_batches,
+        seconds=block_seconds(question),
         baseline_seconds=None,
         published_seconds=run.step_seconds,
         spread=question.rates.spread,
@@ -121,7 +120,7 @@ def _whole_step(run: PublishedRun) -> Prediction:
 
 
 def _choose(run: PublishedRun) -> tuple[Question, Estimate]:
-    """The layout of the row; of several, the fastest of those with the least recomputation that fit."""
+    """The fastest of the layouts left open that fit with the least recomputation."""
     asked = []
     reason: Exception = UnusableError("no layout")
     for index in range(len(run.layouts)):

@@ -64,7 +64,7 @@ class Question:
             wide=wide,
             hbm=self.cluster.accelerator.hbm,
             element=1 if low else {"fp32": 4, "fp64": 8}.get(precision, 2),
-            product=rates.product_fp8 if low else rates.product,
+            accumulate=self.practice.accumulate if self.practice.fused_accumulation else 0.0,
             rates=rates,
         )
 
@@ -189,5 +189,6 @@ def _refuse_experts(shape: ModelShape, layout: Layout) -> None:
     ranks = layout.dp * layout.cp * layout.tp
     if ranks % layout.ep:
         raise RefusedError(
-            f"ep={layout.ep} must divide dp x cp x tp = {ranks}; ep can be {shorten(divisors(ranks))}"
+            f"ep={layout.ep} must divide dp x cp x tp = {ranks}; "
+            f"ep can be {shorten(divisors(ranks))}"
         )

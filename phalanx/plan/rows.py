@@ -1,23 +1,25 @@
-"""Reads published training runs: what each row of a table says about model, devices, layout, result.
+"""Reads published training runs: what a row says about model, devices, layout and result.
 
-The columns are those of the files in `benchmarks/published/`. What a row leaves open is filled in by
-one rule for all rows, and the rule is noted with the row.
+The columns are those of the files in `benchmarks/published/`. What a row leaves open is filled
+in by one rule for all rows, and the rule is noted with the row.
 """
 
 import csv
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from phalanx.catalog import load
-from phalanx.core.cluster import Accelerator, Cluster, Link
+from phalanx.core.cluster import Accelerator, Cluster
 from phalanx.core.errors import UsageError
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.cost.flops import flops_per_token, recompute_flops_per_token
-from phalanx.cost.practice import MEGATRON_2021, MEGATRON_CORE, Practice
+from phalanx.cost.practice import EAGER_FSDP, MEGATRON_2021, MEGATRON_CORE, Practice
 
 Row = Mapping[str, str]
 
@@ -91,7 +93,7 @@ def read_rows(path: Path) -> list[Row]:
         UsageError: a column that every file has is missing.
     """
     with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+        rows: list[Row] = list(csv.DictReader(file))
     for column in ("id", "layers", "hidden", "seq_len", "gpu", "n_gpus", "dtype"):
         if rows and column not in rows[0]:
             raise UsageError(f"{path.name} has no column {column!r}")
@@ -107,7 +109,7 @@ def read_run(row: Row) -> PublishedRun:
     assumptions: list[str] = []
     shape = read_shape(row, assumptions)
     cluster = _cluster(row, assumptions)
-    practice = MEGATRON_2021 if row["dtype"] == "fp16" else MEGATRON_CORE
+    practice = _practice(row)
     seq = _need(row, "seq_len")
     batch = _batch(row, seq)
     layouts = tuple(_layouts(row, shape, batch, assumptions))
@@ -131,6 +133,19 @@ def read_run(row: Row) -> PublishedRun:
     )
 
 
+def _practice(row: Row) -> Practice:
+    """What the program did, by what the row says of it: precision and ZeRO.
+
+    Programs of 2021 trained in fp16, with every score in memory; PyTorch's FSDP runs operator by
+    operator; the rest has the fused kernels of Megatron Core.
+    """
+    if row["dtype"] == "fp16":
+        return MEGATRON_2021
+    sharding, notes = row.get("zero_stage_or_fsdp", "").lower(), row.get("notes", "").lower()
+    practice = EAGER_FSDP if "fsdp" in sharding else MEGATRON_CORE
+    return replace(practice, graphs="cuda graphs" in notes)
+
+
 def read_shape(row: Row, assumptions: list[str]) -> ModelShape:
     """The model: sizes from the row, the rest from the catalog or from the parameter count."""
     known = _catalog_model(row.get("model", ""))
@@ -147,7 +162,7 @@ def read_shape(row: Row, assumptions: list[str]) -> ModelShape:
 
 def _of_catalog(row: Row, known: ModelShape, layers: int) -> ModelShape:
     """A catalog model with the sizes that the row changes."""
-    changed = {
+    changed: dict[str, Any] = {
         key: value
         for key, column in (
             ("heads", "heads"),
@@ -202,14 +217,27 @@ def _inferred(row: Row, layers: int, hidden: int, assumptions: list[str]) -> Mod
 
 def _catalog_model(name: str) -> ModelShape | None:
     """The catalog model whose name is the beginning of the row's, punctuation aside."""
+    if ONE_LAYER.search(name):
+        return None
     wanted = _plain(name)
-    best = None
-    for entry in load.models():
-        for alias in (entry.shape.name, *entry.aliases):
-            plain = _plain(alias)
-            if wanted.startswith(plain) and (best is None or len(plain) > best[0]):
-                best = (len(plain), entry.shape)
-    return best[1] if best and not ONE_LAYER.search(name) else None
+    found = [(len(plain), shape) for plain, shape in _models() if wanted.startswith(plain)]
+    return max(found, key=lambda pair: pair[0])[1] if found else None
+
+
+@lru_cache(maxsize=1)
+def _models() -> tuple[tuple[str, ModelShape], ...]:
+    """Every model of the catalog, by its plain names."""
+    return tuple(
+        (_plain(name), entry.shape)
+        for entry in load.models()
+        for name in (entry.shape.name, *entry.aliases)
+    )
+
+
+@lru_cache(maxsize=1)
+def _devices() -> tuple[tuple[tuple[str, ...], Accelerator], ...]:
+    """Every accelerator of the catalog, with its plain names."""
+    return tuple((tuple(_plain(n) for n in _names(d)), d) for d in load.accelerators())
 
 
 def _plain(name: str) -> str:
@@ -229,11 +257,11 @@ def _cluster(row: Row, assumptions: list[str]) -> Cluster:
 def _accelerator(row: Row) -> Accelerator:
     """The catalog accelerator of that name whose memory is nearest; of several, the first."""
     wanted, memory = _plain(row["gpu"]), _float(row, "gpu_mem_GB")
-    found = []
-    for device in load.accelerators():
-        names = [_plain(name) for name in _names(device)]
-        if any(name.startswith(wanted) or wanted.startswith(name) for name in names):
-            found.append((wanted not in names, device))
+    found = [
+        (wanted not in names, device)
+        for names, device in _devices()
+        if any(name.startswith(wanted) or wanted.startswith(name) for name in names)
+    ]
     if not found:
         raise UnusableError(f"the catalog has no accelerator {row['gpu']!r}")
     if memory is None:

@@ -12,10 +12,12 @@ from typing import NamedTuple
 from phalanx.cost.blocks import HALF, Slice, block_work, embedding_work, head_work
 from phalanx.cost.compute import Cost, Passes, Work, again, total
 from phalanx.cost.params import block_held, copies, embedding_held, head_held, stage_layers
+from phalanx.cost.roofline import expected_ranks
 from phalanx.cost.wires import Group, Links, links, seconds
 from phalanx.plan.question import Question
 
 NOTHING = Passes()
+PEAKS = ("products at peak", "attention at peak")
 
 
 class Sent(NamedTuple):
@@ -39,14 +41,20 @@ class Sent(NamedTuple):
     seconds: float
     exposed: tuple[float, float]
 
+    @property
+    def shown(self) -> Passes:
+        """Exposed seconds of all of them, in forward and in backward."""
+        forward, backward = (n * s for n, s in zip(self.times, self.exposed, strict=True))
+        return Passes(forward, backward)
+
 
 @dataclass(frozen=True)
 class UnitCost:
     """One micro-batch through a block, an embedding or a head.
 
     Attributes:
-        terms: seconds of the three passes by what they go to; `at peak` is a part of `products`
-            and `attention`, and not added to them.
+        terms: seconds of the three passes by what they go to. Those of `PEAKS` are parts of
+            others, and not added to them.
         sent: its messages.
     """
 
@@ -56,7 +64,7 @@ class UnitCost:
     @property
     def seconds(self) -> Passes:
         """All of it."""
-        return _sum(passes for name, passes in self.terms.items() if name != "at peak")
+        return _sum(passes for name, passes in self.terms.items() if name not in PEAKS)
 
 
 def _sum(passes: Iterable[Passes]) -> Passes:
@@ -84,15 +92,22 @@ def stage_units(question: Question, stage: int) -> list[tuple[UnitCost, int]]:
     return units
 
 
+def block_seconds(question: Question) -> float:
+    """Forward and backward of one block alone, for all micro-batches of a step."""
+    cost = block_cost(question, routed=question.shape.is_moe)
+    return cost.seconds.total * question.micro_batches
+
+
 @lru_cache(maxsize=4096)
 def block_cost(question: Question, *, routed: bool) -> UnitCost:
     """One micro-batch through one block."""
     layout = question.layout
     cut = _slice(question)
     works = block_work(cut, routed=routed)
+    cost = total(works, question.machine)
     layer = question.shape.layers - 1 if routed else 0
     params = block_held(question.shape, layout, layer).total
-    sent = [*_tensor_messages(question, 2)]
+    sent = [*_tensor_messages(question, Around(columns=2, rows=2), cost)]
     if layout.cp > 1:
         sent.append(_context_message(question))
     if routed and layout.ep > 1:
@@ -104,16 +119,19 @@ def block_cost(question: Question, *, routed: bool) -> UnitCost:
 def head_cost(question: Question) -> UnitCost:
     """One micro-batch through the final norm, the projection and the loss."""
     params = head_held(question.shape, question.layout).total
-    sent = [*_tensor_messages(question, 1, rows=False)]
-    return _unit(question, head_work(_slice(question)), sent, params, repeats=False)
+    works = head_work(_slice(question))
+    cost = total(works, question.machine)
+    sent = [*_tensor_messages(question, Around(columns=1, rows=0), cost)]
+    return _unit(question, works, sent, params, repeats=False)
 
 
 @lru_cache(maxsize=4096)
 def embedding_cost(question: Question) -> UnitCost:
     """One micro-batch through the embedding."""
     params = embedding_held(question.shape, question.layout).total
-    sent = [*_tensor_messages(question, 1, columns=False)]
-    return _unit(question, embedding_work(_slice(question)), sent, params, repeats=False)
+    works = embedding_work(_slice(question))
+    sent = [*_tensor_messages(question, Around(columns=0, rows=1), Cost())]
+    return _unit(question, works, sent, params, repeats=False)
 
 
 def _slice(question: Question) -> Slice:
@@ -128,36 +146,38 @@ def _unit(
     *,
     repeats: bool = True,
 ) -> UnitCost:
-    machine, layout = question.machine, question.layout
+    machine, layout, practice = question.machine, question.layout, question.practice
+    alone = 0.0 if practice.fused_accumulation else practice.accumulate
     cost = total(works, machine)
-    repeated = again(works, machine, layout.recompute if repeats else "none")
+    mode = layout.recompute if repeats else "none"
+    repeated = again(works, machine, mode, stops_early=practice.stops_early)
     terms = {
-        "at peak": cost.peak,
+        "products at peak": cost.peak,
+        "attention at peak": cost.scores_peak,
         "products": cost.products,
         "attention": cost.attention,
         "sweeps": cost.sweeps,
-        "accumulation": Passes(W=machine.sweep_seconds(question.practice.accumulate * params)),
-        "recompute": Passes(I=repeated.I),
+        "accumulation": Passes(W=machine.sweep_seconds(alone * params)),
+        "recompute": Passes(I=repeated.seconds),
     }
     for message in sent:
-        forward, backward = (n * s for n, s in zip(message.times, message.exposed, strict=True))
-        before = terms.get(message.axis, NOTHING)
-        terms[message.axis] = before.plus(Passes(forward, backward))
-    busy = _sum(passes for name, passes in terms.items() if name != "at peak")
-    terms["launch"] = _starved(question, cost, repeated, busy)
+        terms[message.axis] = terms.get(message.axis, NOTHING).plus(message.shown)
+    busy = _sum(passes for name, passes in terms.items() if name not in PEAKS)
+    kernels = cost.kernels.plus(Passes(I=repeated.kernels))
+    for message in sent:
+        kernels = kernels.plus(Passes(*message.times))
+    terms["launch"] = _starved(question, kernels, busy)
     weights = _weight_messages(question, params, busy.plus(terms["launch"]))
     for message in weights:
-        terms["weights"] = terms.get("weights", NOTHING).plus(
-            Passes(*(n * s for n, s in zip(message.times, message.exposed, strict=True)))
-        )
+        terms["weights"] = terms.get("weights", NOTHING).plus(message.shown)
     return UnitCost(terms, (*sent, *weights))
 
 
-def _starved(question: Question, cost: Cost, repeated: Passes, busy: Passes) -> Passes:
-    """Seconds that the device waits for kernels to be launched."""
-    launch = question.rates.launch
-    forward = max(launch * cost.kernels.F - busy.F, 0.0)
-    backward = launch * (cost.kernels.I + cost.kernels.W + repeated.W)
+def _starved(question: Question, kernels: Passes, busy: Passes) -> Passes:
+    """Seconds that the device waits for its next kernel, in forward and in all of backward."""
+    launch = 0.0 if question.practice.graphs else question.rates.launch
+    forward = max(launch * kernels.F - busy.F, 0.0)
+    backward = launch * (kernels.I + kernels.W)
     return Passes(forward, max(backward - busy.I - busy.W, 0.0))
 
 
@@ -166,29 +186,51 @@ def group_links(question: Question, group: Group) -> Links:
     return links(question.cluster, question.rates, group)
 
 
-def _tensor_messages(
-    question: Question, count: int, *, rows: bool = True, columns: bool = True
-) -> Iterable[Sent]:
-    """All-reduces of b s h around `count` pairs of products, or their two halves under sp.
+class Around(NamedTuple):
+    """How many products of a unit are cut by columns and by rows."""
 
-    Forward sums after a product by rows, backward before one by columns. Full recomputation
-    repeats forward's, but for the last of a block.
+    columns: int
+    rows: int
+
+
+def _tensor_messages(question: Question, around: Around, cost: Cost) -> Iterable[Sent]:
+    """Messages of b s h around products, as in `cost/axes/tensor.py`.
+
+    In backward, Megatron-LM sums the gradient of a product by columns beside its weight gradient,
+    and gathers its input again beside its input gradient. Sources: Shoeybi et al. 2019
+    (arXiv:1909.08053), section 3; Korthikanti et al. 2022 (arXiv:2205.05198), section 4.2.2.
     """
     layout, shape = question.layout, question.shape
     if layout.tp == 1:
         return
     size = HALF * layout.mb * question.seq / layout.cp * shape.hidden
     on = group_links(question, Group(layout.tp, question.stride["tp"]))
-    again_too = layout.recompute == "full" and rows and columns
-    repeated = count if again_too else 0
-    summed = "reduce_scatter" if layout.sp else "all_reduce"
-    forward, backward = (count if rows else 0), (count if columns else 0)
-    each = seconds(summed, size, on)
-    yield Sent("tensor", summed, "sums", size, (forward, backward + repeated), each, (each, each))
-    if layout.sp:
-        each = seconds("all_gather", size, on)
-        gathers = (float(backward), float(forward + repeated))
-        yield Sent("tensor", "all_gather", "sequences", size, gathers, each, (each, each))
+    columns, rows = around
+    repeats = layout.recompute == "full" and rows > 0 and columns > 0
+    again_rows, again_columns = (rows - 1, columns) if repeats else (0, 0)
+    products = cost.products.times(1 / (2 * max(columns + rows, 1)))
+    if not layout.sp:
+        each = seconds("all_reduce", size, on)
+        hidden = _beside(question, each, products.W)
+        yield Sent("tensor", "all_reduce", "sums", size, (rows, again_rows), each, (each, each))
+        yield Sent("tensor", "all_reduce", "gradients", size, (0, columns), each, (0.0, hidden))
+        return
+    each = seconds("reduce_scatter", size, on)
+    hidden = _beside(question, each, products.W)
+    yield Sent("tensor", "reduce_scatter", "sums", size, (rows, again_rows), each, (each, each))
+    yield Sent("tensor", "reduce_scatter", "gradients", size, (0, columns), each, (0.0, hidden))
+    each = seconds("all_gather", size, on)
+    hidden = _beside(question, each, products.I)
+    gathers = (columns, again_columns + rows)
+    yield Sent("tensor", "all_gather", "sequences", size, gathers, each, (each, each))
+    yield Sent("tensor", "all_gather", "inputs again", size, (0, columns), each, (0.0, hidden))
+
+
+def _beside(question: Question, message: float, product: float) -> float:
+    """Exposed seconds of a message of backward that a product may hide."""
+    if not question.practice.hides_sums:
+        return message
+    return message * exposed_share(question, message, product)
 
 
 def _context_message(question: Question) -> Sent:
@@ -206,11 +248,20 @@ def _context_message(question: Question) -> Sent:
 
 
 def _expert_message(question: Question) -> Sent:
-    """Tokens to their experts and back: two all-to-alls forward, two backward."""
-    layout, shape = question.layout, question.shape
-    cut = _slice(question)
-    size = HALF * shape.top_k * cut.own_tokens * shape.hidden
-    each = seconds("all_to_all", size, group_links(question, question.expert_group))
+    """Tokens to their experts and back: two all-to-alls forward, two backward.
+
+    A token travels once to every rank and once to every other domain that has one of its experts.
+    Source: DeepSeek-V3 (arXiv:2412.19437), section 3.2.2.
+    """
+    layout, shape, group = question.layout, question.shape, question.expert_group
+    tokens = HALF * _slice(question).own_tokens * shape.hidden
+    size = tokens * shape.top_k
+    on = group_links(question, group)
+    e, r = group.size, on.inside
+    near = tokens * expected_ranks(e, shape.top_k) * (r - 1) / e
+    far = tokens * expected_ranks(e // r, shape.top_k) * (1 - r / e)
+    times = near / on.near.bandwidth, far / on.far.bandwidth
+    each = max(times) + (on.far if on.spans else on.near).latency
     again_too = 2 if layout.recompute == "full" else 0
     return Sent("expert", "all_to_all", "tokens", size, (2, 2 + again_too), each, (each, each))
 
@@ -226,14 +277,26 @@ def _weight_messages(question: Question, params: float, busy: Passes) -> Iterabl
     on = data_links(question)
     reduce = seconds("reduce_scatter", params * practice.gradient, on)
     gather = seconds("all_gather", params * HALF, on) if layout.zero_stage == 3 else 0.0
-    before, after = gather, gather + reduce
-    forward = max(before - busy.F, 0.0) / before if before else 0.0
-    backward = max(after - busy.I - busy.W, 0.0) / after
     if layout.zero_stage == 3:
-        size, exposed = params * HALF, (gather * forward, gather * backward)
-        yield Sent("data", "all_gather", "weights", size, (1, 1), gather, exposed)
-    size, exposed = params * practice.gradient, (0.0, reduce * backward)
-    yield Sent("data", "reduce_scatter", "gradients", size, (0, 1), reduce, exposed)
+        forward = exposed_share(question, gather, busy.F)
+        backward = exposed_share(question, gather + reduce, busy.I + busy.W)
+        size, shown = params * HALF, (gather * forward, gather * backward)
+        yield Sent("data", "all_gather", "weights", size, (1, 1), gather, shown)
+    else:
+        backward = exposed_share(question, reduce, busy.I + busy.W)
+    size, shown = params * practice.gradient, (0.0, reduce * backward)
+    yield Sent("data", "reduce_scatter", "gradients", size, (0, 1), reduce, shown)
+
+
+def exposed_share(question: Question, message: float, behind: float) -> float:
+    """Which share of a message of so many seconds shows, behind so much arithmetic.
+
+    What is longer than the arithmetic, and of the rest what the arithmetic loses to it.
+    """
+    if message <= 0:
+        return 0.0
+    hidden = min(message, behind)
+    return (message - hidden * (1 - question.rates.interference)) / message
 
 
 def data_links(question: Question) -> Links:

@@ -1,0 +1,83 @@
+"""What the data axis adds to a step: the gathers and reductions that nothing hides."""
+
+from typing import NamedTuple
+
+from phalanx.core.estimate import Message, Term
+from phalanx.cost.blocks import HALF
+from phalanx.cost.compute import Passes
+from phalanx.cost.params import rank_held
+from phalanx.cost.wires import seconds
+from phalanx.plan.question import Question
+from phalanx.plan.stages import data_links, exposed_share
+
+
+class Exchange(NamedTuple):
+    """The data axis of one step: its terms and its messages."""
+
+    terms: tuple[Term, ...] = ()
+    messages: tuple[Message, ...] = ()
+
+
+class Cover(NamedTuple):
+    """Arithmetic that messages may hide behind: one micro-batch on a rank, and its units."""
+
+    passes: Passes
+    units: int
+
+
+def exchange(question: Question, cover: Cover) -> Exchange:
+    """The data axis of the rank that finishes last, which is the first one.
+
+    Gradients hide behind the backward of the last micro-batch and weights behind the forward of
+    the first, if the program lets them; the part of one unit always shows.
+
+    Args:
+        question: what is priced.
+        cover: one micro-batch on the first rank.
+    """
+    layout = question.layout
+    if layout.dp * layout.cp == 1:
+        return Exchange()
+    if layout.zero_stage >= 2:
+        return _unit_by_unit(question, cover)
+    return _once(question, cover)
+
+
+def _unit_by_unit(question: Question, cover: Cover) -> Exchange:
+    """ZeRO-2 and 3: the stages carry the messages; only the ends of the step show here."""
+    layout, on = question.layout, data_links(question)
+    params = rank_held(question.shape, layout, 0).total / cover.units
+    terms = []
+    if layout.zero_stage == 3:
+        gather = seconds("all_gather", params * HALF, on)
+        terms.append(Term("first gather", gather, worth=gather))
+    reduce = seconds("reduce_scatter", params * question.practice.gradient, on)
+    return Exchange((*terms, Term("last reduction", reduce, worth=reduce)))
+
+
+def _once(question: Question, cover: Cover) -> Exchange:
+    """ZeRO-0 and 1: gradients are reduced once a step, and weights gathered once."""
+    layout, practice, on = question.layout, question.practice, data_links(question)
+    params, passes = rank_held(question.shape, layout, 0).total, cover.passes
+    name = "reduce_scatter" if layout.zero_stage else "all_reduce"
+    size, behind = params * practice.gradient, passes.I + passes.W
+    shown = _shown(question, (name, size), behind, cover.units, hides=practice.hides_gradients)
+    terms = [Term("reduction of gradients", shown, worth=shown)]
+    messages = [Message("data", name, "gradients", size, 1, seconds(name, size, on), shown)]
+    if layout.zero_stage:
+        name, size = "all_gather", params * HALF
+        shown = _shown(question, (name, size), passes.F, cover.units, hides=practice.hides_weights)
+        terms.append(Term("gather of weights", shown, worth=shown))
+        messages.append(Message("data", name, "weights", size, 1, seconds(name, size, on), shown))
+    return Exchange(tuple(terms), tuple(messages))
+
+
+def _shown(
+    question: Question, message: tuple[str, float], behind: float, units: int, *, hides: bool
+) -> float:
+    """Seconds of a collective, by name and size, that so much arithmetic cannot hide."""
+    lasts = seconds(*message, data_links(question))
+    if not hides:
+        return lasts
+    rest = lasts * exposed_share(question, lasts, behind * (1 - 1 / units))
+    return max(rest, lasts / units)
