@@ -58,6 +58,7 @@ class Message(NamedTuple):
         times: how often in a step.
         seconds: of all of them, on the links that they cross.
         exposed: seconds of them that no arithmetic hides.
+        ranks: of the group.
     """
 
     axis: str
@@ -67,6 +68,7 @@ class Message(NamedTuple):
     times: float
     seconds: float
     exposed: float
+    ranks: int
 
 
 @dataclass(frozen=True)

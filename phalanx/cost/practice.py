@@ -97,3 +97,10 @@ MEGATRON_2021 = Practice(
     optimizer_bytes=FP16_ADAMW,
     gradient=2.0,
 )
+
+PRACTICES = {
+    "phalanx": PHALANX,
+    "megatron": MEGATRON_CORE,
+    "fsdp": EAGER_FSDP,
+    "megatron-2021": MEGATRON_2021,
+}

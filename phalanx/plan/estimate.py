@@ -147,18 +147,18 @@ def rank_bytes(question: Question) -> Iterator[RankBytes]:
 def _messages(question: Question, inside: Pipeline) -> Iterator[Message]:
     """What the rank that sets the pace sends inside the pipeline, equal messages added up."""
     layout, m = question.layout, question.micro_batches
-    found: dict[tuple[str, str, str, float], tuple[float, float, float]] = {}
+    found: dict[tuple[str, str, str, float, int], tuple[float, float, float]] = {}
     for stage in range(inside.pace, layout.num_stages, layout.pp):
         for unit, count in inside.units[stage]:
             for sent in unit.sent:
-                key = (sent.axis, sent.collective, sent.purpose, sent.bytes)
+                key = (sent.axis, sent.collective, sent.purpose, sent.bytes, sent.ranks)
                 times = m * count * sum(sent.times)
                 shown = m * count * sent.shown.total
                 before = found.get(key, (0.0, 0.0, 0.0))
                 more = (times, times * sent.seconds, shown)
                 found[key] = tuple(a + b for a, b in zip(before, more, strict=True))  # type: ignore[assignment]  # three of three
-    for (axis, collective, purpose, size), (times, lasts, shown) in found.items():
-        yield Message(axis, collective, purpose, size, times, lasts, shown)
+    for (axis, collective, purpose, size, ranks), (times, lasts, shown) in found.items():
+        yield Message(axis, collective, purpose, size, times, lasts, shown, ranks)
     if layout.pp > 1:
         times = 2 * m * layout.v
         hops = inside.terms[-1].find("hops")
@@ -170,6 +170,7 @@ def _messages(question: Question, inside: Pipeline) -> Iterator[Message]:
             times,
             times * hop_seconds(question),
             hops.seconds if hops else 0.0,
+            layout.pp,
         )
 
 

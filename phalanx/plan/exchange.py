@@ -63,12 +63,14 @@ def _once(question: Question, cover: Cover) -> Exchange:
     size, behind = params * practice.gradient, passes.I + passes.W
     shown = _shown(question, (name, size), behind, cover.units, hides=practice.hides_gradients)
     terms = [Term("reduction of gradients", shown, worth=shown)]
-    messages = [Message("data", name, "gradients", size, 1, seconds(name, size, on), shown)]
+    ranks, lasts = on.group.size, seconds(name, size, on)
+    messages = [Message("data", name, "gradients", size, 1, lasts, shown, ranks)]
     if layout.zero_stage:
         name, size = "all_gather", params * HALF
         shown = _shown(question, (name, size), passes.F, cover.units, hides=practice.hides_weights)
         terms.append(Term("gather of weights", shown, worth=shown))
-        messages.append(Message("data", name, "weights", size, 1, seconds(name, size, on), shown))
+        lasts = seconds(name, size, on)
+        messages.append(Message("data", name, "weights", size, 1, lasts, shown, ranks))
     return Exchange(tuple(terms), tuple(messages))
 
 

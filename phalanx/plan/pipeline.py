@@ -142,8 +142,10 @@ def _play(
 
 
 def _without(stage: StageTerms, name: str) -> Passes:
-    part = stage.get(name, Passes())
-    return stage[ALL].plus(part.times(-1.0))
+    """A stage without one part; without products, only as fast as the peak allows."""
+    saved = stage.get(name, Passes())
+    ideal = stage.get(f"{name} at peak", Passes())
+    return stage[ALL].plus(saved.times(-1.0)).plus(ideal)
 
 
 def _costs(table: Floats) -> dict[Kind, Floats]:
@@ -163,8 +165,8 @@ def _inside(name: str, own: StageTerms, gains: dict[str, float]) -> Term:
     if peak not in PEAKS:
         return Term(label, lasts, worth=worth)
     ideal = own[peak].total
-    parts = (Term("at the peak", ideal), Term("below the peak", lasts - ideal))
-    return Term(label, children=parts, worth=worth)
+    below = Term("below the peak", lasts - ideal, worth=worth)
+    return Term(label, children=(Term("at the peak", ideal), below), worth=worth)
 
 
 def _idle(idle: float, hops: float) -> Term:

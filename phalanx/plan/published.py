@@ -3,10 +3,9 @@
 Nothing here looks at a row's id, source or measured value before its prediction is made.
 """
 
-import math
-import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from phalanx.core.errors import RefusedError, UsageError
 from phalanx.core.estimate import Estimate
@@ -16,6 +15,8 @@ from phalanx.plan.question import Question, ask
 from phalanx.plan.rows import PublishedRun, Row, UnusableError, read_run
 from phalanx.plan.stages import block_seconds
 
+_SOURCE_ENDS = re.compile(r"[@(]| Table| \xa7")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
@@ -23,6 +24,9 @@ class Prediction:
 
     Attributes:
         id: of the row.
+        source: where the row comes from, in a few words.
+        model: its name.
+        devices: how many.
         skipped: why nothing was predicted; empty if something was.
         complete: the row names its layout completely.
         seconds, baseline_seconds: of a step: ours, and at constant utilisation.
@@ -35,6 +39,9 @@ class Prediction:
     """
 
     id: str
+    source: str = ""
+    model: str = ""
+    devices: int = 0
     skipped: str = ""
     complete: bool = False
     seconds: float | None = None
@@ -73,9 +80,11 @@ def predict(row: Row) -> Prediction:
     """Predict one row; what cannot be predicted says why."""
     try:
         run = read_run(row)
-        return _one_layer(run) if run.one_layer else _whole_step(run)
+        found = _one_layer(run) if run.one_layer else _whole_step(run)
     except (UnusableError, RefusedError, UsageError) as reason:
-        return Prediction(id=row.get("id", ""), skipped=str(reason))
+        found = Prediction(id=row.get("id", ""), skipped=str(reason))
+    source = _SOURCE_ENDS.split(row.get("source", ""), maxsplit=1)[0].strip()
+    return replace(found, source=source, model=row.get("model", ""))
 
 
 def predict_all(rows: Iterable[Row]) -> list[Prediction]:
@@ -91,6 +100,7 @@ def _one_layer(run: PublishedRun) -> Prediction:
     question = _question(run, 0)
     return Prediction(
         id=run.id,
+        devices=run.cluster.count,
         complete=run.complete,
         seconds=block_seconds(question),
         baseline_seconds=None,
@@ -106,6 +116,7 @@ def _whole_step(run: PublishedRun) -> Prediction:
     peak = found.worst_rank.total if run.reserved else found.worst_rank.allocated
     return Prediction(
         id=run.id,
+        devices=run.cluster.count,
         complete=run.complete,
         seconds=found.step_seconds,
         baseline_seconds=baseline(question),
@@ -146,38 +157,3 @@ def baseline(question: Question) -> float:
     )
     reached = question.rates.utilization * question.machine.peak * layout.ranks
     return question.tokens * flops / reached
-
-
-@dataclass(frozen=True)
-class Errors:
-    """Absolute errors of some predictions; fractions, not percent."""
-
-    count: int
-    mean: float
-    median: float
-    p90: float
-    worst: float
-    bias: float
-
-
-def errors(signed: Sequence[float]) -> Errors | None:
-    """Summarise signed errors; None if there are none."""
-    if not signed:
-        return None
-    sizes = sorted(abs(error) for error in signed)
-    return Errors(
-        count=len(sizes),
-        mean=statistics.fmean(sizes),
-        median=statistics.median(sizes),
-        p90=percentile(sizes, 0.9),
-        worst=sizes[-1],
-        bias=statistics.median(signed),
-    )
-
-
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """The value below which `share` of the ordered values lie, interpolated."""
-    place = share * (len(ordered) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])

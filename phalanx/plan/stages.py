@@ -31,6 +31,7 @@ class Sent(NamedTuple):
         times: how often in forward and in backward.
         seconds: of one.
         exposed: seconds of one in forward and in backward that no arithmetic hides.
+        ranks: of the group.
     """
 
     axis: str
@@ -40,6 +41,7 @@ class Sent(NamedTuple):
     times: tuple[float, float]
     seconds: float
     exposed: tuple[float, float]
+    ranks: int
 
     @property
     def shown(self) -> Passes:
@@ -203,8 +205,8 @@ def _tensor_messages(question: Question, around: Around, cost: Cost) -> Iterable
     layout, shape = question.layout, question.shape
     if layout.tp == 1:
         return
-    size = HALF * layout.mb * question.seq / layout.cp * shape.hidden
-    on = group_links(question, Group(layout.tp, question.stride["tp"]))
+    t, size = layout.tp, HALF * layout.mb * question.seq / layout.cp * shape.hidden
+    on = group_links(question, Group(t, question.stride["tp"]))
     columns, rows = around
     repeats = layout.recompute == "full" and rows > 0 and columns > 0
     again_rows, again_columns = (rows - 1, columns) if repeats else (0, 0)
@@ -212,18 +214,18 @@ def _tensor_messages(question: Question, around: Around, cost: Cost) -> Iterable
     if not layout.sp:
         each = seconds("all_reduce", size, on)
         hidden = _beside(question, each, products.W)
-        yield Sent("tensor", "all_reduce", "sums", size, (rows, again_rows), each, (each, each))
-        yield Sent("tensor", "all_reduce", "gradients", size, (0, columns), each, (0.0, hidden))
+        yield Sent("tensor", "all_reduce", "sums", size, (rows, again_rows), each, (each, each), t)
+        yield Sent("tensor", "all_reduce", "gradients", size, (0, columns), each, (0, hidden), t)
         return
     each = seconds("reduce_scatter", size, on)
     hidden = _beside(question, each, products.W)
-    yield Sent("tensor", "reduce_scatter", "sums", size, (rows, again_rows), each, (each, each))
-    yield Sent("tensor", "reduce_scatter", "gradients", size, (0, columns), each, (0.0, hidden))
+    yield Sent("tensor", "reduce_scatter", "sums", size, (rows, again_rows), each, (each, each), t)
+    yield Sent("tensor", "reduce_scatter", "gradients", size, (0, columns), each, (0, hidden), t)
     each = seconds("all_gather", size, on)
     hidden = _beside(question, each, products.I)
     gathers = (columns, again_columns + rows)
-    yield Sent("tensor", "all_gather", "sequences", size, gathers, each, (each, each))
-    yield Sent("tensor", "all_gather", "inputs again", size, (0, columns), each, (0.0, hidden))
+    yield Sent("tensor", "all_gather", "sequences", size, gathers, each, (each, each), t)
+    yield Sent("tensor", "all_gather", "inputs again", size, (0, columns), each, (0, hidden), t)
 
 
 def _beside(question: Question, message: float, product: float) -> float:
@@ -244,7 +246,8 @@ def _context_message(question: Question) -> Sent:
     steps = layout.cp - 1
     hidden = (attention.F / layout.cp, attention.I / layout.cp / 2)
     exposed = (max(each - hidden[0], 0.0), max(each - hidden[1], 0.0))
-    return Sent("context", "send", "keys and values", size, (steps, 2 * steps), each, exposed)
+    times = (steps, 2 * steps)
+    return Sent("context", "send", "keys and values", size, times, each, exposed, layout.cp)
 
 
 def _expert_message(question: Question) -> Sent:
@@ -263,7 +266,8 @@ def _expert_message(question: Question) -> Sent:
     times = near / on.near.bandwidth, far / on.far.bandwidth
     each = max(times) + (on.far if on.spans else on.near).latency
     again_too = 2 if layout.recompute == "full" else 0
-    return Sent("expert", "all_to_all", "tokens", size, (2, 2 + again_too), each, (each, each))
+    times = (2, 2 + again_too)
+    return Sent("expert", "all_to_all", "tokens", size, times, each, (each, each), e)
 
 
 def _weight_messages(question: Question, params: float, busy: Passes) -> Iterable[Sent]:
@@ -281,11 +285,12 @@ def _weight_messages(question: Question, params: float, busy: Passes) -> Iterabl
         forward = exposed_share(question, gather, busy.F)
         backward = exposed_share(question, gather + reduce, busy.I + busy.W)
         size, shown = params * HALF, (gather * forward, gather * backward)
-        yield Sent("data", "all_gather", "weights", size, (1, 1), gather, shown)
+        yield Sent("data", "all_gather", "weights", size, (1, 1), gather, shown, on.group.size)
     else:
         backward = exposed_share(question, reduce, busy.I + busy.W)
     size, shown = params * practice.gradient, (0.0, reduce * backward)
-    yield Sent("data", "reduce_scatter", "gradients", size, (0, 1), reduce, shown)
+    ranks = on.group.size
+    yield Sent("data", "reduce_scatter", "gradients", size, (0, 1), reduce, shown, ranks)
 
 
 def exposed_share(question: Question, message: float, behind: float) -> float:

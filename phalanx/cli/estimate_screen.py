@@ -1,0 +1,169 @@
+"""Shows one priced layout on a screen: seconds as a waterfall, bytes as bars, messages."""
+
+import math
+from collections.abc import Iterator
+
+from rich.table import Table
+from rich.text import Text
+
+from phalanx.cli.plan_screen import CLASSES, in_colour, legend, open_console
+from phalanx.core.estimate import Estimate, RankBytes, Term
+from phalanx.core.units import show_bytes, show_count, show_seconds, show_share
+from phalanx.plan.sweep import Request
+
+FALL = 44  # cells of the waterfall
+BAR = 44  # cells of a bar of memory
+SHOWN_RANKS = 6
+SMALL = 0.0005  # share of a step that is not worth a row
+
+
+def show(request: Request, found: Estimate) -> None:
+    """Print all of an estimate."""
+    console = open_console()
+    for line in heading(request, found):
+        console.print(line)
+    console.print("\nseconds, from what the peak allows to what is expected")
+    console.print(waterfall(found, colour=in_colour(console)))
+    console.print(f"\nbytes of a device of {show_bytes(found.capacity)}")
+    console.print(memory(found, colour=in_colour(console)))
+    console.print(legend(colour=in_colour(console)))
+    if found.messages:
+        console.print("\nmessages of the rank that sets the pace, in one step")
+        console.print(messages(found))
+    for note in found.notes:
+        console.print(f"note: {note}")
+
+
+def heading(request: Request, found: Estimate) -> Iterator[str]:
+    """What was asked, and the answer in two lines."""
+    shape, device = request.shape, request.cluster.accelerator.name
+    yield (
+        f"{shape.name} ({show_count(shape.params())} parameters) on "
+        f"{request.cluster.count:,} {device}, as {request.practice.name} does it"
+    )
+    yield (
+        f"{found.layout}  |  {request.batch:,} sequences of {request.seq:,} tokens, "
+        f"{found.micro_batches} micro-batches"
+    )
+    low, high = found.between()
+    yield (
+        f"{show_seconds(found.step_seconds)} a step (80 %: {show_seconds(low)} to "
+        f"{show_seconds(high)}), {show_count(found.tokens_per_second)} tokens/s, "
+        f"MFU {show_share(found.mfu)}, HFU {show_share(found.hfu)}"
+    )
+    over = found.bubble / (1 - found.bubble) if found.bubble < 1 else 0.0
+    yield (
+        f"bubble {show_share(over)} of the work, {show_share(found.bubble)} of the pipeline; "
+        f"{found.convention}"
+    )
+
+
+def walk(term: Term, depth: int = 0) -> Iterator[tuple[int, Term]]:
+    """A term and all below it, with their depth."""
+    yield depth, term
+    for child in term.children:
+        yield from walk(child, depth + 1)
+
+
+def leaves(step: Term) -> list[tuple[str, Term]]:
+    """The leaves with their names, those at the peak first: what could not be saved."""
+    named = [
+        (leaf.name if leaf is term else f"{term.name}: {leaf.name}", leaf)
+        for term in step.children
+        for leaf in term.leaves()
+    ]
+    return sorted(named, key=lambda pair: not pair[0].endswith("at the peak"))
+
+
+def waterfall(found: Estimate, *, colour: bool) -> Table:
+    """One row for each part, beginning where the one before ended; the last is the whole step."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name, justify in (("", "left"), ("", "left"), ("seconds", "right"), ("share", "right")):
+        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]  # literals
+    table.add_column("worth", justify="right", no_wrap=True)
+    whole, begun = found.step_seconds, 0.0
+    for name, leaf in leaves(found.step):
+        if leaf.seconds >= SMALL * whole:
+            ideal = name.endswith("at the peak")
+            style = ("green" if ideal else "yellow") if colour else ""
+            table.add_row(
+                name,
+                _bar(begun / whole, (begun + leaf.seconds) / whole, style),
+                show_seconds(leaf.seconds),
+                show_share(leaf.seconds / whole),
+                "" if math.isnan(leaf.worth) else show_seconds(leaf.worth),
+            )
+        begun += leaf.seconds
+    bold = "bold" if colour else ""
+    table.add_row("step", _bar(0.0, 1.0, bold), show_seconds(whole), show_share(1.0), "")
+    return table
+
+
+def _bar(first: float, last: float, style: str) -> Text:
+    start, stop = round(FALL * first), round(FALL * last)
+    text = Text(" " * start)
+    text.append("█" * (stop - start) or "▏", style=style)
+    return text
+
+
+def shown_ranks(found: Estimate) -> list[RankBytes]:
+    """The ranks worth a bar: all, or the first ones, the worst and the last."""
+    if len(found.ranks) <= SHOWN_RANKS:
+        return list(found.ranks)
+    chosen = {0, 1, found.worst_rank.stage, len(found.ranks) // 2, len(found.ranks) - 1}
+    return [rank for rank in found.ranks if rank.stage in chosen]
+
+
+def memory(found: Estimate, *, colour: bool) -> Table:
+    """A stacked bar for each pipeline rank, against the capacity at its right end."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for _ in range(4):
+        table.add_column(no_wrap=True)
+    most = max(found.capacity, found.peak_bytes)
+    for rank in shown_ranks(found):
+        worst = rank.stage == found.worst_rank.stage and len(found.ranks) > 1
+        table.add_row(
+            f"rank {rank.stage}",
+            stacked(rank, found.capacity, most, colour=colour),
+            show_bytes(rank.total),
+            f"at its {rank.moment}, {rank.in_flight:g} in flight"
+            + (", the worst" if worst else ""),
+        )
+    return table
+
+
+def stacked(rank: RankBytes, capacity: float, most: float, *, colour: bool) -> Text:
+    """Class after class, and a mark where the device ends."""
+    bar, total, drawn = Text(), 0.0, 0
+    for name, size in rank.by_class:
+        letter, style = CLASSES[name]
+        total += size
+        until = max(round(BAR * total / most), drawn)
+        bar.append(("█" if colour else letter) * (until - drawn), style if colour else "")
+        drawn = until
+    end = round(BAR * capacity / most)
+    if drawn <= end:
+        bar.append("." * (end - drawn) + "|", "bright_black" if colour else "")
+        return bar
+    return Text.assemble(bar[:end], ("|", "bold red" if colour else ""), bar[end:])
+
+
+def messages(found: Estimate) -> Table:
+    """One row for each kind of message."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("axis", "collective", "of"):
+        table.add_column(name, no_wrap=True)
+    for name in ("ranks", "bytes", "times", "seconds", "exposed"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for message in found.messages:
+        table.add_row(
+            message.axis,
+            message.collective.replace("_", "-"),
+            message.purpose,
+            str(message.ranks),
+            show_bytes(message.bytes),
+            f"{message.times:,.0f}",
+            show_seconds(message.seconds),
+            show_seconds(message.exposed),
+        )
+    return table
