@@ -5,6 +5,7 @@ import signal
 import tempfile
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -135,4 +136,5 @@ def _serve(pipe: Connection) -> None:
             reply = None, error
         except Exception:
             reply = None, RankFailedError(f"rank {rank}: {traceback.format_exc()}")
-        pipe.send(reply)
+        with suppress(OSError):  # nobody may be left to hear it
+            pipe.send(reply)
