@@ -19,6 +19,7 @@ from phalanx.cost.params import (
     embedding_held,
     rank_held,
     stage_layers,
+    stages_of_rank,
 )
 from phalanx.cost.saved import OURS, Saved, Stack, block_saved, bytes_per_token, head_saved, kept
 from phalanx.cost.state import StateBytes
@@ -117,7 +118,7 @@ def rank_memory(
         shape: the model.
         layout: degrees, ZeRO stage, recompute, sp, precision.
         seq: s, tokens per sequence.
-        pp_rank: 0 embeds, the last one computes the loss.
+        pp_rank: 0 embeds; the last one computes the loss, unless the schedule folds the pipeline.
         in_flight: passes through one of its stages whose activations are alive at the peak, read
             off the schedule.
         stack: what the program keeps, and what the device loses beside it.
@@ -172,10 +173,18 @@ class _Rank:
         return block_saved(self.shape, layer, self.seq, self.element, self.stack)
 
     @property
+    def stages(self) -> tuple[int, ...]:
+        return stages_of_rank(self.layout, self.pp_rank)
+
+    @property
+    def last(self) -> bool:
+        """Whether it computes the loss."""
+        return self.layout.num_stages - 1 in self.stages
+
+    @property
     def kinds(self) -> dict[int, int]:
         """How many blocks of each kind all its stages hold, by one layer of the kind."""
-        stages = range(self.pp_rank, self.layout.num_stages, self.layout.pp)
-        layers = [i for s in stages for i in stage_layers(self.shape, self.layout, s)]
+        layers = [i for s in self.stages for i in stage_layers(self.shape, self.layout, s)]
         dense = self.shape.dense_layers if self.shape.is_moe else self.shape.layers
         first = sum(layer < dense for layer in layers)
         counts = {0: first, self.shape.layers - 1: len(layers) - first}
@@ -183,12 +192,12 @@ class _Rank:
 
     @property
     def stage_activations(self) -> float:
-        """Kept by one micro-batch in one of its v stages, on average over them."""
+        """Kept by one micro-batch in one of its stages, on average over them."""
         total = 0.0
         for layer, count in self.kinds.items():
             left = kept(self.saved(layer), self.layout.recompute)
             total += count * bytes_per_token(left, self.layout)
-        return self.tokens * total / self.layout.v
+        return self.tokens * total / len(self.stages)
 
     @property
     def recomputed(self) -> float:
@@ -203,7 +212,7 @@ class _Rank:
 
     def logits(self, in_flight: float) -> float:
         """What the last rank holds at its loss; GPipe has put by the logits of all others."""
-        if self.pp_rank < self.layout.pp - 1:
+        if not self.last:
             return 0.0
         saved = head_saved(self.shape, self.element, self.stack)
         one = self.tokens * bytes_per_token(saved, self.layout)
@@ -211,7 +220,7 @@ class _Rank:
         worst = self.stack.logit_peak_whole if whole else self.stack.logit_peak
         extra = worst - self.stack.logit_kept
         peak = one + self.tokens * self.shape.vocab * extra / self.layout.tp
-        others = max(in_flight - 1, 0.0) if self.layout.v == 1 else 0.0
+        others = max(in_flight - 1, 0.0) if len(self.stages) == 1 else 0.0
         return others * one + peak
 
     @property
@@ -255,7 +264,7 @@ class _Rank:
         return max(self._unit_sizes())
 
     def _unit_sizes(self) -> list[int]:
-        ends = self.pp_rank in (0, self.layout.pp - 1)
+        ends = 0 in self.stages or self.last
         table = [embedding_held(self.shape, self.layout).total] if ends else []
         return table + [block_held(self.shape, self.layout, i).total for i in self.kinds]
 

@@ -67,16 +67,32 @@ def head_held(shape: ModelShape, layout: Layout) -> Held:
     return Held(shape.norm_params() + (0 if tied_here else _table(shape, layout)))
 
 
+def stages_of_rank(layout: Layout, pp_rank: int) -> tuple[int, ...]:
+    """The stages of a pipeline rank, as its schedule places them.
+
+    others               r, r + p, r + 2 p, ...
+    zb-v, dualpipev      r on the way down, 2 p - 1 - r on the way up
+    dualpipe             r, and p - 1 - r of the second copy of the model
+    """
+    match layout.schedule:
+        case "zb-v" | "dualpipev":
+            return pp_rank, layout.num_stages - 1 - pp_rank
+        case "dualpipe":
+            return pp_rank, layout.pp - 1 - pp_rank
+        case _:
+            return tuple(range(pp_rank, layout.num_stages, layout.pp))
+
+
 def rank_held(shape: ModelShape, layout: Layout, pp_rank: int) -> Held:
     """Parameters on a rank of pipeline rank `pp_rank`, all its chunks together."""
     held = Held()
-    for stage in range(pp_rank, layout.num_stages, layout.pp):
+    for stage in stages_of_rank(layout, pp_rank):
         for layer in stage_layers(shape, layout, stage):
             held = held.plus(block_held(shape, layout, layer))
-    if pp_rank == 0:
-        held = held.plus(embedding_held(shape, layout))
-    if pp_rank == layout.pp - 1:
-        held = held.plus(head_held(shape, layout))
+        if stage == 0:
+            held = held.plus(embedding_held(shape, layout))
+        if stage == layout.num_stages - 1:
+            held = held.plus(head_held(shape, layout))
     return held
 
 

@@ -8,8 +8,16 @@ from phalanx.catalog import load
 from phalanx.core.layout import Coordinates, Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe, Run
-from phalanx.cost.params import Held, block_held, copies, expert_tp, rank_held
+from phalanx.cost.params import (
+    Held,
+    block_held,
+    copies,
+    expert_tp,
+    rank_held,
+    stages_of_rank,
+)
 from phalanx.cost.units import units_at
+from phalanx.schedules.build import build
 
 MODELS = [load.model(n) for n in ("llama-3-8b", "gpt2", "mixtral-8x7b", "deepseek-v2", "qwen3-4b")]
 
@@ -21,6 +29,24 @@ def test_the_stages_of_a_pipeline_add_up_to_the_model(shape: ModelShape, pp: int
     total = sum(rank_held(shape, layout, rank).total for rank in range(pp))
     copied = shape.vocab * shape.hidden if shape.tied and pp > 1 else 0
     assert total == shape.params() + copied
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved", "zb-h2", "zb-v", "dualpipe", "dualpipev"])
+def test_a_rank_holds_the_stages_that_its_schedule_places_there(name: str):
+    schedule = build(name, 4, 8)
+    v = schedule.v if name in ("interleaved", "zb-v", "dualpipev") else 1
+    layout = Layout(pp=4, v=v, schedule=name)
+    for rank in range(4):
+        placed = tuple(stage % schedule.depth for stage in schedule.stages_of(rank))
+        assert stages_of_rank(layout, rank) == placed
+
+
+@pytest.mark.parametrize(("name", "v", "copies"), [("zb-v", 2, 1), ("dualpipe", 1, 2)])
+def test_a_folded_pipeline_holds_the_model_once_and_dualpipe_twice(name: str, v: int, copies: int):
+    shape = load.model("llama-3-8b")
+    layout = Layout(pp=4, v=v, schedule=name)
+    total = sum(rank_held(shape, layout, rank).total for rank in range(4))
+    assert total == copies * shape.params()
 
 
 @pytest.mark.parametrize(
