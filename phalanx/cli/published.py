@@ -69,7 +69,7 @@ def document(predictions: list[Prediction], summary: Summary) -> dict[str, Any]:
         "rows": [_record(prediction) for prediction in predictions],
         "summary": {
             "groups": {score.name: _score(score) for score in summary.groups},
-            "rank_correlation": summary.rank_correlation,
+            "rankings": [asdict(ranking) for ranking in summary.rankings],
             "within_80_percent": summary.within,
             "memory_under_by_3_percent": summary.underestimated,
             "skipped": summary.skipped,
@@ -138,12 +138,11 @@ def skipped(predictions: list[Prediction]) -> list[str]:
 
 def closing(predictions: list[Prediction], summary: Summary) -> list[str]:
     """What holds over all rows."""
-    lines = []
-    if summary.rank_correlation is not None:
-        lines.append(
-            f"rank correlation of layouts of one model on one number of devices: at least "
-            f"{summary.rank_correlation:.2f} in {summary.ranked_groups} groups"
-        )
+    lines = [
+        f"rank correlation {ranking.correlation:.2f} of {ranking.count} rows: {ranking.source}, "
+        f"{ranking.model} on {ranking.devices} devices"
+        for ranking in summary.rankings
+    ]
     if summary.within is not None:
         spreads = [p.spread for p in predictions if p.seconds is not None]
         lines.append(

@@ -22,6 +22,9 @@ SCHEDULES = (
     "pipedream",
 )
 RECOMPUTE = ("none", "selective", "full")
+# Or some parts of a block, joined by +: selective is core; operators is every cheap operator and
+# every second product, as selective checkpointing per operator does it.
+RECOMPUTE_PARTS = ("core", "norms", "mlp", "activation", "latent", "experts", "operators")
 PRECISIONS = ("auto", "fp32", "bf16", "fp64", "fp16", "fp8")
 
 
@@ -47,7 +50,8 @@ class Layout:
         mb: sequences per micro-batch.
         stages: layers of each of the p v stages; empty means as even as possible. The first and
             the last may hold none, only the embedding or the head.
-        recompute: which activations are computed again in backward.
+        recompute: which activations are computed again in backward; a mode, or parts as in
+            mlp+norms.
         precision: of the matrix products; "auto" is bf16 on GPU and fp32 on CPU.
         sp: split the regions that tp leaves whole along the sequence; None means where tp > 1.
     """
@@ -74,7 +78,8 @@ class Layout:
                 raise UsageError(f"{key}={getattr(self, key)}; a degree is at least 1")
         _one_of("zero", self.zero, (0, 1, 2, 3))
         _one_of("schedule", self.schedule, SCHEDULES)
-        _one_of("recompute", self.recompute, RECOMPUTE)
+        if not set(self.recompute.split("+")) <= set(RECOMPUTE_PARTS):
+            _one_of("recompute", self.recompute, (*RECOMPUTE, *RECOMPUTE_PARTS))
         _one_of("precision", self.precision, PRECISIONS)
         object.__setattr__(self, "shard", self.shard or self.dp)
         object.__setattr__(self, "sp", self.tp > 1 and self.sp is not False)

@@ -58,7 +58,7 @@ def block_work(cut: Slice, *, routed: bool) -> tuple[Work, ...]:
         _residual(cut, sums),
         _norm("mlp norm", cut, h),
         *mlp,
-        _residual(cut, sums)._replace(part="end"),
+        _residual(cut, sums)._replace(last=True),
     )
 
 
@@ -85,7 +85,7 @@ def _norm(name: str, cut: Slice, width: float) -> Sweep:
     Where nothing is fused, the gradients of scale and shift read both once more.
     """
     size = HALF * width * cut.own_tokens
-    return Sweep(name, 2 * size, (3 if cut.practice.fused_passes else 5) * size)
+    return Sweep(name, 2 * size, (3 if cut.practice.fused_passes else 5) * size, part="norms")
 
 
 def _residual(cut: Slice, sums: int) -> Sweep:
@@ -120,14 +120,14 @@ def _latent_attention(cut: Slice) -> Iterator[Work]:
     if r_q:
         yield Product("query down", cut.own_tokens, r_q, h)
         yield _norm("query norm", cut, r_q)
-        yield Product("query up", T, a * qk, r_q)
+        yield Product("query up", T, a * qk, r_q, part="latent")
     else:
         yield Product("query", T, a * qk, h)
     yield Product("key-value down", cut.own_tokens, r_kv + shape.qk_rope, h)
     yield _norm("key-value norm", cut, r_kv)
-    yield Product("key-value up", T, a * (shape.qk_nope + shape.v_head), r_kv)
+    yield Product("key-value up", T, a * (shape.qk_nope + shape.v_head), r_kv, part="latent")
     joined = HALF * a * (2 * qk + shape.v_head) * T
-    yield Sweep("join and rotate", 2 * joined, 2 * joined, 12)
+    yield Sweep("join and rotate", 2 * joined, 2 * joined, 12, part="latent")
     yield from _core(cut, a, qk, shape.v_head)
     yield Product("attention output", T, h, a * shape.v_head)
 
@@ -153,14 +153,14 @@ def _core(cut: Slice, a: float, qk: int, v: int) -> Iterator[Work]:
 def _mlp(cut: Slice, name: str, f: float) -> Iterator[Work]:
     shape, t, T = cut.shape, cut.layout.tp, cut.tokens
     inputs = 2 if shape.activation == "swiglu" else 1
-    yield Product(f"{name} up", T, inputs * f / t, shape.hidden)
+    yield Product(f"{name} up", T, inputs * f / t, shape.hidden, part="mlp")
     yield _activation(f"{name} activation", inputs, f / t * T)
-    yield Product(f"{name} down", T, shape.hidden, f / t, part="end")
+    yield Product(f"{name} down", T, shape.hidden, f / t, part="mlp", last=True)
 
 
 def _activation(name: str, inputs: int, elements: float) -> Sweep:
     size = HALF * elements
-    return Sweep(name, (inputs + 1) * size, (2 * inputs + 1) * size)
+    return Sweep(name, (inputs + 1) * size, (2 * inputs + 1) * size, part="activation")
 
 
 def _experts(cut: Slice) -> Iterator[Work]:
@@ -177,9 +177,9 @@ def _experts(cut: Slice) -> Iterator[Work]:
     yield Sweep("choice", 8 * chances, 8 * chances, ROUTER_KERNELS)
     moved = HALF * K * h * tokens
     yield Sweep("dispatch", 3 * moved, 3 * moved, DISPATCH_KERNELS)
-    yield Product("experts up", each, inputs * f / t, h, mine, kernels=2 * mine)
+    yield Product("experts up", each, inputs * f / t, h, mine, "experts", kernels=2 * mine)
     yield _activation("experts activation", inputs, f / t * tokens * K)
-    yield Product("experts down", each, h, f / t, mine, kernels=2 * mine)
+    yield Product("experts down", each, h, f / t, mine, "experts", kernels=2 * mine)
     yield Sweep("combine", 3 * moved, 3 * moved, COMBINE_KERNELS)
     if shape.shared_experts:
         yield from _mlp(cut, "shared experts", shape.shared_experts * f)

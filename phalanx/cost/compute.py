@@ -18,8 +18,8 @@ TILES = ((256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.85), (64, 64, 0.7))
 FUSED_BACKWARD = 2.5  # products of fused attention's backward over forward's: 5 to 2
 
 
-# "core" is what selective recomputation repeats; "end" is what no backward of its block reads.
-Part = Literal["block", "core", "end"]
+# What recomputation may repeat alone; see `core.layout.RECOMPUTE_PARTS`.
+Part = Literal["block", "core", "norms", "mlp", "activation", "latent", "experts"]
 
 
 class Passes(NamedTuple):
@@ -57,6 +57,7 @@ class Product(NamedTuple):
     part: Part = "block"
     weights: bool = True  # K x N are weights, and their gradient is a pass of its own
     kernels: float = 1.0
+    last: bool = False  # no backward of its own block reads the result
 
 
 class Scores(NamedTuple):
@@ -76,6 +77,7 @@ class Sweep(NamedTuple):
     backward: float
     kernels: int = 1
     part: Part = "block"
+    last: bool = False
 
 
 Work = Product | Scores | Sweep
@@ -240,13 +242,26 @@ class Again(NamedTuple):
 def again(works: tuple[Work, ...], machine: Machine, recompute: str, *, stops_early: bool) -> Again:
     """What of the forward of a block backward repeats.
 
-    none: nothing; selective: the attention core; full: everything, or all but what only later
-    blocks read.
+    none: nothing; selective: the attention core; full: everything, but for what only later blocks
+    read if recomputation stops early; parts: those; operators: all but the attention core, and of
+    the products every second one.
     """
     if recompute == "none":
         return Again()
-    parts = ["core"] if recompute == "selective" else ["core", "block"]
-    if recompute == "full" and not stops_early:
-        parts.append("end")
-    cost = total(tuple(work for work in works if work.part in parts), machine)
+    parts = set(recompute.replace("selective", "core").split("+"))
+    if "mlp" in parts:
+        parts.add("activation")
+    repeated: list[Work]
+    if recompute == "full":
+        repeated = [w for w in works if not (stops_early and _is_last(w))]
+    elif "operators" in parts:
+        products = [w for w in works if isinstance(w, Product)]
+        repeated = [*(w for w in works if isinstance(w, Sweep)), *products[1::2]]
+    else:
+        repeated = [w for w in works if w.part in parts]
+    cost = total(tuple(repeated), machine)
     return Again(cost.busy.F, cost.kernels.F)
+
+
+def _is_last(work: Work) -> bool:
+    return not isinstance(work, Scores) and work.last

@@ -1,6 +1,6 @@
 """What training programs do differently that changes time and memory, not the mathematics."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from phalanx.cost.saved import EAGER, MEGATRON, OURS, PAPER, Stack
 
@@ -11,6 +11,10 @@ FP16_ADAMW = FUSED_ADAMW + 6 + 8 + 4
 # Norm and clipping, and eight operators one after the other (decay, two means, square, root,
 # quotient, sum, weight) that each read two and write one.
 EAGER_ADAMW = 4 + 8 + 2 + 8 * 12
+
+# Share by which what PyTorch's allocator reserves lies over what is allocated: 40 GB beside 36.6
+# in Megatron-Bridge's page on activation recomputation.
+RESERVED_TOO_MUCH = 0.09
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +30,7 @@ class Practice:
             otherwise one operator of the framework after the other does.
         stops_early: recomputation ends at the last tensor that backward needs, so that the last
             product of a block is not repeated.
+        keeps_gates: the gate of a swiglu is kept with its inputs.
         first_attention: fused attention of the first generation, which reaches less.
         hides_sums: in backward, the messages of tp go on beside products that do not need them.
         hides_gradients: gradients are reduced while backward goes on.
@@ -45,6 +50,7 @@ class Practice:
     dropout: bool = False
     fused_passes: bool = True
     stops_early: bool = False
+    keeps_gates: bool = False
     first_attention: bool = False
     hides_sums: bool = True
     hides_gradients: bool = True
@@ -67,11 +73,18 @@ PHALANX = Practice(
 )
 MEGATRON_CORE = Practice(
     name="Megatron Core",
-    stack=MEGATRON,
+    stack=replace(MEGATRON, fragmentation=RESERVED_TOO_MUCH),
     pipeline_outside=True,
     fused_accumulation=True,
     loss_bytes=(10.0, 8.0),
     optimizer_bytes=FUSED_ADAMW,
+)
+# Eager PyTorch with tp and pp, which sums 16-bit gradients up in fp32 beside them
+EAGER_3D = replace(
+    MEGATRON_CORE,
+    name="eager 3D",
+    stack=replace(MEGATRON_CORE.stack, gradient_bytes=6.0),
+    keeps_gates=True,
 )
 # PyTorch FSDP in eager mode, 2023: one operator after the other, FlashAttention of that year
 EAGER_FSDP = Practice(

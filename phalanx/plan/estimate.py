@@ -5,15 +5,14 @@ from dataclasses import replace
 from math import log2
 
 from phalanx.core.cluster import Cluster
-from phalanx.core.estimate import Estimate, Message, RankBytes, Term
+from phalanx.core.estimate import Estimate, Message, Term
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.cost.flops import Utilization, utilization
-from phalanx.cost.memory import rank_memory
 from phalanx.cost.params import copies, rank_held
 from phalanx.cost.practice import PHALANX, Practice
+from phalanx.plan.bytes import rank_bytes
 from phalanx.plan.exchange import Cover, exchange
-from phalanx.plan.pace import in_flight
 from phalanx.plan.pipeline import (
     ALL,
     Pipeline,
@@ -21,7 +20,7 @@ from phalanx.plan.pipeline import (
     hop_seconds,
     pipeline,
 )
-from phalanx.plan.question import Question, ask
+from phalanx.plan.question import Question, ask, formula_mode
 
 
 def estimate(
@@ -129,19 +128,8 @@ def _sum(terms: Iterable[Term]) -> float:
 def _utilization(question: Question, lasts: float) -> Utilization:
     shape, layout = question.shape, question.layout
     peak = question.machine.peak * layout.ranks
-    return utilization(shape, question.seq, question.tokens / lasts, peak, layout.recompute)
-
-
-def rank_bytes(question: Question) -> Iterator[RankBytes]:
-    """Bytes of every pipeline rank."""
-    layout = question.layout
-    held = in_flight(layout.schedule, layout.pp, question.micro_batches, question.v)
-    priced = replace(layout, precision="bf16") if layout.precision == "fp8" else layout
-    for rank in range(layout.pp):
-        memory = rank_memory(
-            question.shape, priced, question.seq, rank, held[rank], question.practice.stack
-        )
-        yield RankBytes(rank, memory.moment, tuple(memory.by_class().items()), held[rank])
+    mode = formula_mode(layout.recompute)
+    return utilization(shape, question.seq, question.tokens / lasts, peak, mode)
 
 
 def _messages(question: Question, inside: Pipeline) -> Iterator[Message]:

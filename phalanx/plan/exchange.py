@@ -5,10 +5,10 @@ from typing import NamedTuple
 from phalanx.core.estimate import Message, Term
 from phalanx.cost.blocks import HALF
 from phalanx.cost.compute import Passes
-from phalanx.cost.params import rank_held
-from phalanx.cost.wires import seconds
+from phalanx.cost.params import copies, rank_held
+from phalanx.cost.wires import Group, seconds
 from phalanx.plan.question import Question
-from phalanx.plan.stages import data_links, exposed_share
+from phalanx.plan.stages import data_links, exposed_share, group_links
 
 
 class Exchange(NamedTuple):
@@ -38,9 +38,9 @@ def exchange(question: Question, cover: Cover) -> Exchange:
     layout = question.layout
     if layout.dp * layout.cp == 1:
         return Exchange()
-    if layout.zero_stage >= 2:
-        return _unit_by_unit(question, cover)
-    return _once(question, cover)
+    found = _unit_by_unit(question, cover) if layout.zero_stage >= 2 else _once(question, cover)
+    copied = _between_copies(question, cover)
+    return Exchange(found.terms + copied.terms, found.messages + copied.messages)
 
 
 def _unit_by_unit(question: Question, cover: Cover) -> Exchange:
@@ -72,6 +72,30 @@ def _once(question: Question, cover: Cover) -> Exchange:
         lasts = seconds(name, size, on)
         messages.append(Message("data", name, "weights", size, 1, lasts, shown, ranks))
     return Exchange(tuple(terms), tuple(messages))
+
+
+def _between_copies(question: Question, cover: Cover) -> Exchange:
+    """HSDP: once a step, every rank sums its part of the gradients with the other sharded copies.
+
+    It hides behind what the reduction inside a copy leaves of the backward. Its twin is
+    `cost/axes/data.py`.
+    """
+    layout, practice = question.layout, question.practice
+    if not layout.zero_stage or layout.replicas == 1:
+        return Exchange()
+    held, group = rank_held(question.shape, layout, 0), copies(layout)
+    inside = seconds("reduce_scatter", held.total * practice.gradient, data_links(question))
+    part = (held.shared / group.shared + held.experts / group.experts) * practice.gradient
+    across = Group(layout.replicas, question.stride["dp"] * layout.shard)
+    lasts = seconds("all_reduce", part, group_links(question, across))
+    behind = max(cover.passes.I + cover.passes.W - inside, 0.0) * (1 - 1 / cover.units)
+    shown = lasts
+    if practice.hides_gradients:
+        shown = max(lasts * exposed_share(question, lasts, behind), lasts / cover.units)
+    message = Message(
+        "data", "all_reduce", "gradients of copies", part, 1, lasts, shown, across.size
+    )
+    return Exchange((Term("reduction over copies", shown, worth=shown),), (message,))
 
 
 def _shown(

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 
 from phalanx.core.errors import RefusedError, UsageError
 from phalanx.core.estimate import Estimate
+from phalanx.core.layout import RECOMPUTE
 from phalanx.cost.flops import flops_per_token, recompute_flops_per_token
 from phalanx.plan.estimate import answer
-from phalanx.plan.question import Question, ask
+from phalanx.plan.question import Question, ask, formula_mode
 from phalanx.plan.rows import PublishedRun, Row, UnusableError, read_run
 from phalanx.plan.stages import block_seconds
 
@@ -113,7 +114,7 @@ def _one_layer(run: PublishedRun) -> Prediction:
 
 def _whole_step(run: PublishedRun) -> Prediction:
     question, found = _choose(run)
-    peak = found.worst_rank.total if run.reserved else found.worst_rank.allocated
+    spare = 0.0 if run.allocated else question.practice.stack.fragmentation
     return Prediction(
         id=run.id,
         devices=run.cluster.count,
@@ -121,7 +122,7 @@ def _whole_step(run: PublishedRun) -> Prediction:
         seconds=found.step_seconds,
         baseline_seconds=baseline(question),
         published_seconds=run.step_seconds,
-        peak_bytes=peak,
+        peak_bytes=max(rank.allocated for rank in found.ranks) * (1 + spare),
         published_peak_bytes=run.peak_bytes,
         fits=found.fits,
         spread=found.spread,
@@ -143,9 +144,9 @@ def _choose(run: PublishedRun) -> tuple[Question, Estimate]:
     if not asked:
         raise reason
     fitting = [pair for pair in asked if pair[1].fits] or asked[-1:]
-    order = ("none", "selective", "full")
-    least = min(order.index(q.layout.recompute) for q, _ in fitting)
-    candidates = [pair for pair in fitting if pair[0].layout.recompute == order[least]]
+    modes = {question.layout.recompute for question, _ in fitting}
+    least = min(modes, key=lambda mode: RECOMPUTE.index(mode) if mode in RECOMPUTE else -1)
+    candidates = [pair for pair in fitting if pair[0].layout.recompute == least]
     return min(candidates, key=lambda pair: pair[1].step_seconds)
 
 
@@ -153,7 +154,7 @@ def baseline(question: Question) -> float:
     """Seconds at constant utilisation: executed FLOP at one share of the peak per accelerator."""
     shape, layout, seq = question.shape, question.layout, question.seq
     flops = flops_per_token(shape, seq, causal=False) + recompute_flops_per_token(
-        shape, seq, layout.recompute, causal=False
+        shape, seq, formula_mode(layout.recompute), causal=False
     )
     reached = question.rates.utilization * question.machine.peak * layout.ranks
     return question.tokens * flops / reached

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from phalanx.catalog.sustained import sustained
 from phalanx.core.cluster import Cluster
 from phalanx.core.errors import RefusedError, UsageError, divisors, shorten
-from phalanx.core.layout import Layout
+from phalanx.core.layout import RECOMPUTE, Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.sustained import Sustained
 from phalanx.cost.compute import Machine
@@ -129,6 +129,13 @@ def peak_of(cluster: Cluster, precision: str, rates: Sustained) -> float:
     if not device.peaks and rates.assumed_peak and precision in ("bf16", "fp16"):
         return rates.assumed_peak
     return device.peak(precision)
+
+
+def formula_mode(recompute: str) -> str:
+    """The recompute mode by which the papers count executed FLOP: none, selective or full."""
+    if recompute in RECOMPUTE:
+        return recompute
+    return "selective" if "core" in recompute.split("+") else "none"
 
 
 def refuse(question: Question) -> None:

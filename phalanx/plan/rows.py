@@ -19,7 +19,14 @@ from phalanx.core.errors import UsageError
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.cost.flops import flops_per_token, recompute_flops_per_token
-from phalanx.cost.practice import EAGER_FSDP, MEGATRON_2021, MEGATRON_CORE, Practice
+from phalanx.cost.practice import (
+    EAGER_3D,
+    EAGER_FSDP,
+    MEGATRON_2021,
+    MEGATRON_CORE,
+    Practice,
+)
+from phalanx.plan.question import formula_mode
 
 Row = Mapping[str, str]
 
@@ -41,9 +48,16 @@ SCHEDULES = {
     "dualpipe": "dualpipe",
     "dualpipev": "dualpipev",
 }
+PARTS = {
+    "core_attn": "core",
+    "layernorm": "norms",
+    "mlp": "mlp",
+    "moe_act": "activation",
+    "moe": "experts",
+    "mla_up_proj": "latent",
+}
 ONE_LAYER = re.compile(r"one layer", re.IGNORECASE)
 COUNTS_RECOMPUTE = re.compile(r"counts? recompute", re.IGNORECASE)
-COUNTS_CAUSAL = re.compile(r"causal half|causal-halved attention\b(?<!not causal-halved attention)")
 NETWORK = re.compile(r"inter-node (\d+) ?\(?Gb/s", re.IGNORECASE)
 
 
@@ -66,7 +80,8 @@ class PublishedRun:
         one_layer: forward and backward of one block were measured, not a step.
         step_seconds: as published; None if it was not.
         peak_bytes: as published; None if it was not.
-        reserved: the published peak is what the allocator reserved, not what was allocated.
+        allocated: the published peak is what the program asked for; else what was reserved, or the
+            row does not say, and it is compared with what the device must have.
         complete: the row names its layout completely.
         assumptions: what the row left open, and how it was filled in.
     """
@@ -81,7 +96,7 @@ class PublishedRun:
     one_layer: bool
     step_seconds: float | None
     peak_bytes: float | None
-    reserved: bool
+    allocated: bool
     complete: bool
     assumptions: tuple[str, ...]
 
@@ -127,7 +142,7 @@ def read_run(row: Row) -> PublishedRun:
         one_layer=bool(ONE_LAYER.search(row.get("model", ""))),
         step_seconds=seconds,
         peak_bytes=None if peak is None else peak * GIB,
-        reserved="reserved" in notes and "ALLOCATED" not in notes,
+        allocated="ALLOCATED" in notes,
         complete=row.get("layout_complete", "yes") == "yes",
         assumptions=tuple(assumptions),
     )
@@ -143,6 +158,8 @@ def _practice(row: Row) -> Practice:
         return MEGATRON_2021
     sharding, notes = row.get("zero_stage_or_fsdp", "").lower(), row.get("notes", "").lower()
     practice = EAGER_FSDP if "fsdp" in sharding else MEGATRON_CORE
+    if "fp32 gradient accumulation" in notes:
+        practice = EAGER_3D
     return replace(practice, graphs="cuda graphs" in notes)
 
 
@@ -315,13 +332,22 @@ def _micro_batches(row: Row, dp: int, batch: int, assumptions: list[str]) -> lis
 
 
 def _recompute(row: Row, assumptions: list[str]) -> list[str]:
-    text = row.get("recompute", "").lower()
+    """The recompute modes that a row leaves open; parts are named as in Megatron Core."""
+    text = row.get("recompute", "").lower().strip()
     if not text:
         assumptions.append("least recomputation that fits")
         return ["none", "selective", "full"]
+    if text in ("none", "full", "selective"):
+        return [text]
     if text.startswith("full"):
         return ["full"]
-    return ["none"] if text == "none" else ["selective"]
+    if "per-op" in text:
+        return ["operators"]
+    named = re.split(r"[+,]", text.partition(":")[2] or text)
+    parts = [PARTS[name.strip()] for name in named if name.strip() in PARTS]
+    if not parts:
+        assumptions.append(f"recompute {text!r} taken as selective")
+    return ["+".join(dict.fromkeys(parts)) or "selective"]
 
 
 def _zero(row: Row) -> int:
@@ -387,7 +413,7 @@ def _counted(row: Row, shape: ModelShape, layout: Layout, seq: int) -> float:
     needed = flops_per_token(shape, seq, causal)
     hardware = _float(row, "hfu_pct") is not None and _float(row, "mfu_pct") is None
     if hardware or COUNTS_RECOMPUTE.search(row.get("notes", "")):
-        needed += recompute_flops_per_token(shape, seq, layout.recompute, causal)
+        needed += recompute_flops_per_token(shape, seq, formula_mode(layout.recompute), causal)
     return needed
 
 

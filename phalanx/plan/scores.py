@@ -41,22 +41,36 @@ class Score:
 
 
 @dataclass(frozen=True)
+class Ranking:
+    """Whether layouts of one model on so many devices come in the right order.
+
+    Attributes:
+        source, model, devices: which rows.
+        count: how many.
+        correlation: Spearman's, of predicted and published seconds.
+    """
+
+    source: str
+    model: str
+    devices: int
+    count: int
+    correlation: float
+
+
+@dataclass(frozen=True)
 class Summary:
     """All groups, and what holds over all rows.
 
     Attributes:
         groups: by source; then complete rows, then all.
-        rank_correlation: lowest Spearman correlation of predicted and published seconds over the
-            layouts of one model on one number of devices; None without such a group.
-        ranked_groups: how many such groups there are.
+        rankings: of all groups of rows that differ in their layout only.
         within: share of rows whose published seconds lie in the 80 % interval of ours.
         underestimated: share of rows with a published peak that lies more than 3 % over ours.
         skipped: rows without a prediction.
     """
 
     groups: tuple[Score, ...]
-    rank_correlation: float | None
-    ranked_groups: int
+    rankings: tuple[Ranking, ...]
     within: float | None
     underestimated: float | None
     skipped: int
@@ -71,11 +85,9 @@ def summarize(predictions: Sequence[Prediction]) -> Summary:
     groups = [score(name, rows) for name, rows in sources.items()]
     groups.append(score("complete layouts", [p for p in made if p.complete]))
     groups.append(score("all", made))
-    correlations = rank_correlations(made)
     return Summary(
         groups=tuple(groups),
-        rank_correlation=min(correlations, default=None),
-        ranked_groups=len(correlations),
+        rankings=tuple(rankings(made)),
         within=_share(made, _is_within),
         underestimated=_share(made, _is_under),
         skipped=len(predictions) - len(made),
@@ -116,15 +128,15 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 
-def rank_correlations(predictions: Iterable[Prediction]) -> list[float]:
-    """Spearman's correlation in every group of one source, model and number of devices."""
+def rankings(predictions: Iterable[Prediction]) -> list[Ranking]:
+    """The order of the rows in every group of one source, model and number of devices."""
     alike: dict[tuple[str, str, int], list[tuple[float, float]]] = defaultdict(list)
     for p in predictions:
         if p.seconds is not None and p.published_seconds is not None:
             alike[p.source, p.model, p.devices].append((p.seconds, p.published_seconds))
     return [
-        spearman(pairs)
-        for pairs in alike.values()
+        Ranking(*group, len(pairs), spearman(pairs))
+        for group, pairs in alike.items()
         if len(pairs) >= FEWEST_TO_RANK and len({published for _, published in pairs}) > 1
     ]
 

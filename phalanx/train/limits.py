@@ -6,6 +6,7 @@ from phalanx.cost.traffic import refuse_impossible
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
 PRECISIONS = ("auto", "fp32", "bf16", "fp64")
+RECOMPUTE = ("none", "selective", "full")
 
 
 def refuse_untrainable(run: Run) -> None:
@@ -20,7 +21,8 @@ def refuse_untrainable(run: Run) -> None:
             raise RefusedError(
                 f"{key}={getattr(layout, key)}: the trainer has no {name} parallelism; use {key}=1"
             )
-    for key, runs in (("schedule", SCHEDULES), ("precision", PRECISIONS)):
+    limits = (("schedule", SCHEDULES), ("precision", PRECISIONS), ("recompute", RECOMPUTE))
+    for key, runs in limits:
         asked = getattr(layout, key)
         if asked not in runs:
             raise RefusedError(
