@@ -6,6 +6,7 @@ import torch
 
 from phalanx.catalog import load
 from phalanx.core.errors import RefusedError
+from phalanx.train.kernels import times
 
 SIDE = 1024  # large enough for full speed, small enough for many products in the time
 
@@ -27,7 +28,7 @@ def known_peak(device_name: str, precision: str) -> float | None:
 
 
 def measured_gemm_flops(dtype: torch.dtype, seconds: float = 0.2) -> float:
-    """FLOP/s of square matrix products on the threads of this rank.
+    """FLOP/s of square matrix products on the threads of this rank, as training computes them.
 
     Ranks that share cores must measure at the same moment (call a barrier first): the sum over
     them is then what the machine can do. The mean over the whole time is taken, not the best
@@ -42,17 +43,14 @@ def measured_gemm_flops(dtype: torch.dtype, seconds: float = 0.2) -> float:
     """
     a = torch.randn(SIDE, SIDE).to(dtype)
     b = torch.randn(SIDE, SIDE).to(dtype)
-    out = torch.empty(SIDE, SIDE, dtype=dtype)
-    _multiply_for(seconds / 2, a, b, out)
-    products, elapsed = _multiply_for(seconds, a, b, out)
+    _multiply_for(seconds / 2, a, b)
+    products, elapsed = _multiply_for(seconds, a, b)
     return products * 2 * SIDE**3 / elapsed
 
 
-def _multiply_for(
-    seconds: float, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
-) -> tuple[int, float]:
+def _multiply_for(seconds: float, a: torch.Tensor, b: torch.Tensor) -> tuple[int, float]:
     products, start = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - start) < seconds:
-        torch.mm(a, b, out=out)
+        times(a, b)
         products += 1
     return products, elapsed
