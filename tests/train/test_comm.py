@@ -10,7 +10,7 @@ from phalanx.core.layout import Layout
 from phalanx.core.traffic import Transfer
 from phalanx.train.comm import DirectGroup, Group, Ledger
 from phalanx.train.mesh import build_mesh
-from phalanx.verify.pool import RankPool
+from phalanx.verify.pool import Job, RankPool
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64)
 SIZES = (1, 5, 12, 1000, 60_000)  # the largest does not fit into one hop
@@ -23,9 +23,9 @@ class Sent(NamedTuple):
     all: list[Tensor]
 
 
-def group() -> Group:
-    """All ranks, joined as on a CPU."""
-    return build_mesh(Layout(dp=dist.get_world_size()), torch.device("cpu")).data
+def group(kind: type[Group] = DirectGroup) -> Group:
+    """All ranks."""
+    return build_mesh(Layout(dp=dist.get_world_size()), torch.device("cpu"), kind).data
 
 
 def drawn(size: int, dtype: torch.dtype) -> Sent:
@@ -40,13 +40,13 @@ def digest(x: Tensor) -> str:
     return hashlib.sha256(x.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
-def sum_everywhere() -> list[str]:
-    """All-reduce every size and type; equal to a sum in one place, and to torch's own."""
-    digests = []
+def sum_everywhere(kind: type[Group]) -> list[str]:
+    """All-reduce every size and type; equal to a sum in one place."""
+    together, digests = group(kind), []
     for dtype in DTYPES:
         for size in SIZES:
             sent = drawn(size, dtype)
-            group().all_reduce(sent.mine, "test").wait()
+            together.all_reduce(sent.mine, "test").wait()
             exact = torch.stack([x.double() for x in sent.all]).sum(0)
             near = {torch.bfloat16: 0.02, torch.float32: 1e-6}.get(dtype, 1e-15)
             scale = torch.stack([x.double().abs() for x in sent.all]).sum(0)
@@ -55,24 +55,24 @@ def sum_everywhere() -> list[str]:
     return digests
 
 
-def largest_everywhere() -> list[str]:
-    digests = []
+def largest_everywhere(kind: type[Group]) -> list[str]:
+    together, digests = group(kind), []
     for dtype in DTYPES:
         for size in SIZES:
             sent = drawn(size, dtype)
-            group().all_reduce(sent.mine, "test", largest=True).wait()
+            together.all_reduce(sent.mine, "test", largest=True).wait()
             assert torch.equal(sent.mine, torch.stack(sent.all).amax(0)), (dtype, size)
             digests.append(digest(sent.mine))
     return digests
 
 
-def gather_everywhere() -> list[str]:
-    digests = []
+def gather_everywhere(kind: type[Group]) -> list[str]:
+    together, digests = group(kind), []
     for dtype in DTYPES:
         for size in SIZES:
             sent = drawn(size, dtype)
             whole = torch.empty(size * len(sent.all), dtype=dtype)
-            group().all_gather(whole, sent.mine, "test").wait()
+            together.all_gather(whole, sent.mine, "test").wait()
             assert torch.equal(whole, torch.cat(sent.all)), (dtype, size)
             digests.append(digest(whole))
     return digests
@@ -88,15 +88,15 @@ def gather_in_place() -> None:
     assert torch.equal(whole, torch.cat(sent.all))
 
 
-def scatter_sums() -> None:
+def scatter_sums(kind: type[Group]) -> None:
     """Reduce-scatter every size and type: the same bits as torch where sums are exact."""
-    ranks = dist.get_world_size()
+    together, ranks = group(kind), dist.get_world_size()
     for dtype in DTYPES:
         for size in SIZES:
             sent = drawn(size * ranks, dtype)
             whole = [x.round() if dtype.is_floating_point else x for x in sent.all]
             part = torch.empty(size, dtype=dtype)
-            group().reduce_scatter(part, whole[dist.get_rank()].clone(), "test").wait()
+            together.reduce_scatter(part, whole[dist.get_rank()].clone(), "test").wait()
             total = torch.stack([x.double() for x in whole]).sum(0).to(dtype)
             mine = total.chunk(ranks)[dist.get_rank()]
             if dtype is torch.bfloat16:
@@ -142,16 +142,20 @@ def count_messages() -> list[Transfer]:
 pytestmark = pytest.mark.ranks
 
 
+@pytest.mark.parametrize("kind", [DirectGroup, Group])
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("job", [sum_everywhere, largest_everywhere, gather_everywhere])
-def test_every_rank_ends_with_the_same_bits(ranks: RankPool, job: object, size: int) -> None:
-    digests = ranks.run(size, job)
+def test_every_rank_ends_with_the_same_right_bits(
+    ranks: RankPool, job: Job, size: int, kind: type[Group]
+) -> None:
+    digests = ranks.run(size, job, kind)
     assert all(one == digests[0] for one in digests)
 
 
+@pytest.mark.parametrize("kind", [DirectGroup, Group])
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_each_rank_keeps_its_part_of_the_sum(ranks: RankPool, size: int) -> None:
-    ranks.run(size, scatter_sums)
+def test_each_rank_keeps_its_part_of_the_sum(ranks: RankPool, size: int, kind: type[Group]) -> None:
+    ranks.run(size, scatter_sums, kind)
 
 
 def test_a_part_that_lies_in_its_place_is_gathered_from_there(ranks: RankPool) -> None:
