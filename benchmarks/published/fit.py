@@ -4,9 +4,9 @@
     python benchmarks/published/fit.py --dry-run   fit and print
 
 Every constant has a prior: a middle from the literature and a width in natural logarithms. The fit
-minimises the mean absolute ln(predicted / published), in which every group of like rows (a step
-in 16-bit floats, a step under FSDP, a single layer) has the same weight and no row counts for more
-than CLIP, plus the priors. What the rows of an accelerator cannot say stays at its prior, or is
+minimises the mean absolute ln(predicted / published), in which no row counts for more than CLIP and
+a row counts for less the more there are like it (a step in fp16, a step under FSDP, one layer: the
+weight of a group of n rows is n^(1/4)), plus the priors. What the rows of an accelerator cannot say stays at its prior, or is
 borrowed from the accelerator whose rows can.
 """
 
@@ -200,7 +200,7 @@ def starting_point(name: str, part: Part, lender: Sustained | None) -> Sustained
 
 
 def read_items(gpu: str) -> list[Item]:
-    """The rows of one accelerator whose layout is complete; every group of them weighs the same."""
+    """The rows of one accelerator whose layout is complete; a group of n weighs n^(1/4)."""
     runs = [read_run(row) for row in read_rows(ROWS) if row["gpu"] == gpu]
     usable = [run for run in runs if run.step_seconds and len(run.layouts) == 1]
     counts = Counter((run.practice.name, run.one_layer) for run in usable)
@@ -208,7 +208,7 @@ def read_items(gpu: str) -> list[Item]:
         Item(
             run,
             ask(run.shape, run.cluster, run.layouts[0], run.seq, run.batch, run.practice),
-            1 / counts[run.practice.name, run.one_layer],
+            counts[run.practice.name, run.one_layer] ** -0.75,
         )
         for run in usable
     ]

@@ -19,7 +19,8 @@ class Sustained:
         domain: share of the one-way rate of the scale-up link in large collectives.
         network: share of the one-way rate of the scale-out link.
         interference: share of a hidden collective that the arithmetic beside it loses to it.
-        jitter: share of a step that ranks wait for the slowest one, per doubling of the domains.
+        jitter: share of a step that replicas wait for the slowest one, per doubling of those that
+            are in different domains.
         utilization: executed FLOP over peak, the same for all runs: the baseline that the rest of
             the set has to beat.
         spread: standard deviation of ln(measured / predicted) over the runs it was fitted on.

@@ -10,7 +10,7 @@ from phalanx.core.estimate import RankBytes
 from phalanx.core.layout import RECOMPUTE, Layout
 from phalanx.cost.blocks import HALF
 from phalanx.cost.memory import rank_memory
-from phalanx.cost.params import stage_layers
+from phalanx.cost.params import stage_layers, stages_of_rank
 from phalanx.cost.saved import Saved, block_saved, bytes_per_token, head_saved
 from phalanx.plan.pace import in_flight
 from phalanx.plan.question import Question
@@ -51,7 +51,7 @@ def _rank(question: Question, rank: int, held: float) -> RankBytes:
     memory = rank_memory(question.shape, known, question.seq, rank, held, stack)
     classes = memory.by_class()
     dropped, one = _dropped(question, rank)
-    classes["activations"] += held * (_gates(question, rank) - dropped) / layout.v
+    classes["activations"] += held * (_gates(question, rank) - dropped) / len(stages_of_rank(layout, rank))
     classes["buffers"] += _score_gradients(question) + one
     if memory.logits:
         classes["logits"] -= _logits_let_go(question, held)
@@ -70,7 +70,7 @@ def _kinds(question: Question, rank: int) -> dict[int, int]:
     shape, layout = question.shape, question.layout
     dense = shape.dense_layers if shape.is_moe else shape.layers
     counts = {0: 0, shape.layers - 1: 0}
-    for stage in range(rank, layout.num_stages, layout.pp):
+    for stage in stages_of_rank(layout, rank):
         for layer in stage_layers(shape, layout, stage):
             counts[0 if layer < dense else shape.layers - 1] += 1
     return {layer: count for layer, count in counts.items() if count}

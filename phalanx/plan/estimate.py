@@ -9,7 +9,7 @@ from phalanx.core.estimate import Estimate, Message, Term
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.cost.flops import Utilization, utilization
-from phalanx.cost.params import copies, rank_held
+from phalanx.cost.params import copies, rank_held, stages_of_rank
 from phalanx.cost.practice import PHALANX, Practice
 from phalanx.plan.bytes import rank_bytes
 from phalanx.plan.exchange import Cover, exchange
@@ -111,12 +111,16 @@ def _kept(question: Question, pp_rank: int) -> float:
 
 
 def _with_jitter(question: Question, body: Term) -> Term:
-    """Add what ranks wait for the slowest: a share of a step for every doubling of the domains."""
-    domains, share = question.cluster.domains(question.layout.ranks), question.rates.jitter
+    """Add what replicas wait for the slowest: a share of a step for every doubling of them.
+
+    Only the data axis makes all ranks wait at once; replicas in one domain differ little.
+    """
+    layout, share = question.layout, question.rates.jitter
+    domains = min(question.cluster.domains(layout.ranks), layout.dp * layout.cp)
     if domains == 1 or not share:
         return body
     wait = body.seconds * share * log2(domains)
-    reason = f"{share:.2%} of a step for every doubling of {domains} domains"
+    reason = f"{share:.2%} of a step for every doubling of {domains} replicas in other domains"
     jitter = Term("waiting for the slowest rank", wait, worth=wait, reason=reason)
     return replace(body, children=(*body.children, jitter))
 
@@ -136,7 +140,7 @@ def _messages(question: Question, inside: Pipeline) -> Iterator[Message]:
     """What the rank that sets the pace sends inside the pipeline, equal messages added up."""
     layout, m = question.layout, question.micro_batches
     found: dict[tuple[str, str, str, float, int], tuple[float, float, float]] = {}
-    for stage in range(inside.pace, layout.num_stages, layout.pp):
+    for stage in stages_of_rank(layout, inside.pace):
         for unit, count in inside.units[stage]:
             for sent in unit.sent:
                 key = (sent.axis, sent.collective, sent.purpose, sent.bytes, sent.ranks)
@@ -168,5 +172,3 @@ def _notes(question: Question) -> Iterator[str]:
         yield f"no published run on {question.cluster.accelerator.name} was used: {rates.source}"
     if not question.cluster.accelerator.peaks:
         yield f"nobody published the peak of {question.cluster.accelerator.name}; assumed"
-    if question.layout.schedule in ("zb-v", "dualpipev", "dualpipe"):
-        yield "weights of folded schedules are placed as if rank r held the stages r and r + p"
