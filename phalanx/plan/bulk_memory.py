@@ -13,11 +13,13 @@ import numpy as np
 
 from phalanx.core.layout import RECOMPUTE, Layout
 from phalanx.core.model import ModelShape
+from phalanx.cost.blocks import HALF
 from phalanx.cost.memory import state_bytes
 from phalanx.cost.params import block_held, embedding_held, head_held
 from phalanx.cost.saved import Saved, Stack, block_saved, bytes_per_token, head_saved, kept
 from phalanx.cost.state import StateBytes
 from phalanx.plan.bulk_pipeline import Ranks, held_by, ranks_of
+from phalanx.plan.bytes import SPLIT
 from phalanx.plan.candidates import Booleans, Floats, Integers, Rows, Sharding, Space, largest
 
 
@@ -77,6 +79,7 @@ class RankBytes:
         unit: parameters of its largest unit.
         activations: bytes kept by the micro-batches in flight, and of messages on the way.
         loss: bytes that are alive while the loss is computed; 0 but on the last rank.
+        let_go: bytes of these that a split backward does not keep for its second half.
         backward: bytes that are alive while one block is differentiated.
     """
 
@@ -85,6 +88,7 @@ class RankBytes:
     unit: Floats
     activations: Floats
     loss: Floats
+    let_go: Floats
     backward: Floats
 
     def take(self, which: Integers | Booleans) -> "RankBytes":
@@ -100,6 +104,7 @@ class Ledger:
         self.stack = stack
         self.kinds: Ranks = ranks_of(where.shape, where.variants)
         self.chunks = np.array([v.v for v in where.variants], dtype=np.int64)
+        self._splits = np.array([v.schedule in SPLIT for v in where.variants])
         self.element = {"fp32": 4, "fp64": 8}.get(where.precision, 2)
         self._held = _held_tables(where)
         self._kept = _kept_tables(where, stack, self.element)
@@ -135,15 +140,17 @@ class Ledger:
         return tuple(self._rank(rows, kind, held, keeps) for kind in range(self.kinds.kinds))
 
     def _rank(self, rows: Rows, kind: int, held: Held, keeps: Kept) -> RankBytes:
-        dense, routed, place = self.kinds.of(rows.variant, kind)
+        dense, routed, last = self.kinds.of(rows.variant, kind)
         some, experts = dense > 0, routed > 0  # blocks of each sort, where it has any
-        first, last = kind == 0, place == rows.pp - 1
-        chunks, tokens = self.chunks[rows.variant], rows.mb * self.where.seq / rows.cp
-        in_flight = held_by(rows, self.where.variants, place)
-        each = (dense * keeps.dense + routed * keeps.routed) / chunks
+        first, stages = kind == 0, self.kinds.stages[rows.variant]
+        tokens = rows.mb * self.where.seq / rows.cp
+        in_flight = held_by(rows, self.where.variants, self.kinds.place[rows.variant, kind])
+        each = (dense * keeps.dense + routed * keeps.routed) / stages
         parts = np.where(rows.sp > 0, rows.tp, 1)
         messages = 2 * self.where.shape.hidden * self.element / parts * (rows.pp > 1)
-        put_by = np.maximum(in_flight - 1, 0.0) * (chunks == 1)
+        put_by = np.maximum(in_flight - 1, 0.0) * (stages == 1)
+        gradient = HALF * self.where.shape.vocab / rows.tp  # all that W of the head needs
+        let_go = self._splits[rows.variant] * put_by * np.maximum(keeps.head - gradient, 0.0)
         again = np.maximum(some * keeps.dense_again, experts * keeps.routed_again)
         coming = np.maximum(some * keeps.dense_gradients, experts * keeps.routed_gradients)
         blocks = np.maximum(some * held.dense, experts * (held.routed + held.experts))
@@ -151,21 +158,21 @@ class Ledger:
         return RankBytes(
             shared=dense * held.dense + routed * held.routed + ends,
             experts=routed * held.experts,
-            unit=np.maximum(blocks, (last | first) * held.embedding),
+            unit=np.maximum(blocks, np.maximum(last, first) * held.embedding),
             activations=tokens * (in_flight * each + messages),
             loss=tokens * last * ((put_by + 1) * keeps.head + keeps.loss),
+            let_go=tokens * last * let_go,
             backward=tokens * (again + coming),
         )
 
     def least(self, rows: Rows, ranks: Sequence[RankBytes]) -> Floats:
         """Bytes that no ZeRO stage goes below: all state over all ranks, and nothing gathered."""
         state = self._state(3)
-        shared_by, experts_by = spread_over(rows, rows.dp)
+        spread = Spread(self.where, rows, rows.dp)
         most = [
-            (state.weights + state.gradients + state.optimizer)
-            * (rank.shared / shared_by + rank.experts / experts_by)
+            (state.weights + state.gradients + state.optimizer) * spread.part(rank)
             + rank.activations
-            + np.maximum(rank.loss, rank.backward)
+            + (np.maximum(rank.loss, rank.backward) - rank.let_go)
             for rank in ranks
         ]
         return self.with_reserve(largest(most))
@@ -173,7 +180,7 @@ class Ledger:
     def worst(self, rows: Rows, ranks: Sequence[RankBytes], sharding: Sharding) -> Floats:
         """Bytes of the worst rank, of shape (rows, shards); see `memory.rank_memory`."""
         zero, state = sharding.zero, self._state(sharding.zero)
-        shared_by, experts_by = spread_over(rows, sharding.shards)
+        spread = Spread(self.where, rows, sharding.shards)
         gathered = 2.0 * self.element if zero == 3 else 0.0
         reduced = 2.0 * self.stack.gradient_bytes if zero >= 2 else 0.0
         sizes = ((state.optimizer, 1), (state.gradients, 2), (state.weights, 3))
@@ -181,12 +188,17 @@ class Ledger:
         part = state.total - whole
         part += state.gradients if zero == 1 and self.stack.reduced_apart else 0.0
         most = [
-            part * (rank.shared / shared_by + rank.experts / experts_by)
+            part * spread.part(rank)
             + (whole * (rank.shared + rank.experts) + rank.activations + gathered * rank.unit)
-            + np.maximum(rank.loss, rank.backward + reduced * rank.unit)
+            + self._moment(rank, rank.backward + reduced * rank.unit)
             for rank in ranks
         ]
         return self.with_reserve(largest(most))
+
+    def _moment(self, rank: RankBytes, backward: Floats) -> Floats:
+        """Bytes of the worse of two moments; see `plan/bytes.py` for what is let go."""
+        at_loss = rank.loss > backward
+        return np.where(at_loss, rank.loss - rank.let_go, backward) if at_loss.any() else backward
 
     def with_reserve(self, allocated: Floats) -> Floats:
         """What the device must have for a program that allocates so much."""
@@ -197,11 +209,21 @@ class Ledger:
         return state_bytes(layout, self.stack)
 
 
-def spread_over(rows: Rows, shards: Integers) -> tuple[Floats, Floats]:
+class Spread:
     """Over how many ranks ZeRO spreads shared parameters, and experts; see `params.copies`."""
-    group = (shards * rows.cp).astype(np.float64)
-    cut = np.where(rows.dp * rows.cp % rows.ep == 0, rows.tp, 1)
-    return group, np.maximum(group * rows.tp // (rows.ep * cut), 1.0)
+
+    def __init__(self, where: Space, rows: Rows, shards: Integers) -> None:
+        self._shared = (shards * rows.cp).astype(np.float64)
+        self._experts: Floats | None = None
+        if where.shape.is_moe:
+            cut = np.where(rows.dp * rows.cp % rows.ep == 0, rows.tp, 1)
+            each = rows.tp / (rows.ep * cut)
+            self._experts = np.maximum(np.floor(self._shared * each), 1.0)
+
+    def part(self, rank: RankBytes) -> Floats:
+        """Parameters whose state stays on a rank."""
+        shared: Floats = rank.shared / self._shared
+        return shared if self._experts is None else shared + rank.experts / self._experts
 
 
 def _held_tables(where: Space) -> dict[str, Table]:

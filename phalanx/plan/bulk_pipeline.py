@@ -7,14 +7,18 @@ the schedules themselves, and decides among the best layouts.
 Symbols: p pipeline ranks, m micro-batches, v chunks per rank; F, I, W seconds of one stage.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
+from phalanx.cost.params import stages_of_rank
 from phalanx.plan.candidates import Floats, Integers, Rows, Variant, largest
+
+SHOWN = 0.35  # of the bubble of a folded pipeline shows, however uneven its ranks: by trials
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Seconds:
         """All of it so many times."""
         return Seconds(self.F * count, self.I * count, self.W * count)
 
-    def take(self, which: Integers) -> "Seconds":
+    def take(self, which: Integers | slice) -> "Seconds":
         """Some of the rows."""
         return Seconds(self.F[which], self.I[which], self.W[which])
 
@@ -64,7 +68,7 @@ class Pipes:
     total: Floats
     hop: Floats
 
-    def take(self, which: Integers) -> "Pipes":
+    def take(self, which: slice) -> "Pipes":
         """Some of them."""
         p, m, v, worst, total, hop = (
             column[which] for column in (self.p, self.m, self.v, self.worst, self.total, self.hop)
@@ -77,20 +81,27 @@ class Pipes:
         return (self.m - 1) / np.maximum(self.p - 1, 1)
 
 
-def makespans(pipes: Pipes, schedules: Integers, names: Sequence[str]) -> Floats:
+def makespans(pipes: Pipes, variants: Sequence[Variant], variant: Integers) -> Floats:
     """Seconds from the first forward to the last backward of every row.
 
     Args:
         pipes: the rows, of shape (rows, 1) or (rows, shards).
-        schedules: place of each row's schedule in `names`, of shape (rows,).
-        names: of schedules.
+        variants: schedules with their sizes.
+        variant: that of every row, of shape (rows,); equal schedules stand together.
     """
     result = np.empty(pipes.worst.shape)
-    for code, name in enumerate(names):
-        rows = np.flatnonzero(schedules == code)
-        if len(rows):
-            result[rows] = FORMULAS[name](pipes.take(rows))
+    for name, rows in runs(variants, variant):
+        result[rows] = FORMULAS[name](pipes.take(rows))
     return result
+
+
+def runs(variants: Sequence[Variant], variant: Integers) -> Iterator[tuple[str, slice]]:
+    """Each schedule, and the rows that have it."""
+    names = list(FORMULAS)
+    codes = np.array([names.index(v.schedule) for v in variants])[variant]
+    starts = np.flatnonzero(np.diff(codes, prepend=-1))
+    for start, stop in zip(starts, (*starts[1:], len(codes)), strict=True):
+        yield names[codes[start]], slice(int(start), int(stop))
 
 
 def _one_f_one_b(x: Pipes) -> Floats:
@@ -121,6 +132,13 @@ def _with_bubble(x: Pipes, bubble: Floats) -> Floats:
     return (x.m - 1) * x.worst + x.total / x.p + bubble + 2 * (x.p - 1) * x.hop
 
 
+def _folded(x: Pipes, bubble: Floats) -> Floats:
+    """The first rank of a folded pipeline works longest, while the others stand idle."""
+    average = x.total / x.p
+    left = np.maximum(bubble - x.m * (x.worst - average), SHOWN * bubble)
+    return x.m * x.worst + left + 2 * (x.p - 1) * x.hop
+
+
 def _zb_h1(x: Pipes) -> Floats:
     """(p - 1) max(F + I - W, F, I), W as far as there are micro-batches to fill it."""
     full = np.minimum(x.filled, 1.0)
@@ -146,7 +164,7 @@ def _zb_v(x: Pipes) -> Floats:
     start = np.clip(1 - x.filled, 0.0, 1.0)  # fewer micro-batches than ranks
     early = (2 * start) * x.passes.F + 2 * x.passes.I - 2 * full * x.passes.W
     late = 2 * x.passes.F - full * np.minimum(x.passes.I, 2 * x.passes.W)
-    return _with_bubble(x, (x.p - 1) * largest_of(early, x.passes.I, np.where(full > 0, late, 0.0)))
+    return _folded(x, (x.p - 1) * largest_of(early, x.passes.I, np.where(full > 0, late, 0.0)))
 
 
 def _dualpipe(x: Pipes) -> Floats:
@@ -157,7 +175,7 @@ def _dualpipe(x: Pipes) -> Floats:
         half * x.passes.F,
         2 * half * x.passes.I - x.passes.F - half * x.passes.W,
     )
-    return _with_bubble(x, chains)
+    return _folded(x, chains)
 
 
 def _dualpipev(x: Pipes) -> Floats:
@@ -168,7 +186,7 @@ def _dualpipev(x: Pipes) -> Floats:
         less * x.passes.F,
         less * (2 * x.passes.I - x.passes.W) - x.passes.F,
     )
-    return _with_bubble(x, chains)
+    return _folded(x, chains)
 
 
 FORMULAS: dict[str, Callable[[Pipes], Floats]] = {
@@ -221,12 +239,18 @@ class Ranks:
     Attributes:
         dense, routed: blocks of a rank, without and with experts.
         place: the pipeline rank.
+        last: 1 where it computes the loss.
+        stages: how many stages a rank holds, of shape (variants,).
+        copies: how often the ranks together hold the model, of shape (variants,).
         first_dense, first_routed: blocks of the first stage, of shape (variants,).
     """
 
     dense: Integers
     routed: Integers
     place: Integers
+    last: Integers
+    stages: Integers
+    copies: Integers
     first_dense: Integers
     first_routed: Integers
 
@@ -236,44 +260,69 @@ class Ranks:
         return int(self.dense.shape[1])
 
     def of(self, variant: Integers, kind: int) -> tuple[Integers, Integers, Integers]:
-        """Blocks without and with experts, and the place, of one kind of rank of every row."""
-        return self.dense[variant, kind], self.routed[variant, kind], self.place[variant, kind]
+        """Blocks without and with experts of one kind of rank, and whether it has the loss."""
+        return self.dense[variant, kind], self.routed[variant, kind], self.last[variant, kind]
+
+
+class _Rank(NamedTuple):
+    """What tells one rank from another."""
+
+    dense: int
+    routed: int
+    place: int
+    last: int
 
 
 def ranks_of(shape: ModelShape, variants: Sequence[Variant]) -> Ranks:
     """The ranks of every variant; one with more stages than layers holds nothing."""
     found = [_ranks(shape, variant) for variant in variants]
-    kinds = max((len(ranks) for ranks, _ in found), default=2)
-    padded = [ranks + [ranks[0]] * (kinds - len(ranks)) for ranks, _ in found]
-    table = np.array(padded, dtype=np.int64).reshape(len(variants), kinds, 3)
-    firsts = np.array([first for _, first in found], dtype=np.int64).reshape(-1, 2)
-    return Ranks(table[:, :, 0], table[:, :, 1], table[:, :, 2], firsts[:, 0], firsts[:, 1])
+    kinds = max((len(ranks) for ranks in found), default=2)
+    padded = [ranks + [ranks[0]] * (kinds - len(ranks)) for ranks in found]
+    table = np.array(padded, dtype=np.int64).reshape(len(variants), kinds, 4)
+    firsts = [_first_stage(shape, variant) for variant in variants]
+    first_dense, first_routed = np.array(firsts, dtype=np.int64).reshape(-1, 2).T
+    layouts = [v.layout for v in variants]
+    stages = np.array([len(stages_of_rank(each, 0)) for each in layouts], dtype=np.int64)
+    copies = stages // np.array([each.v for each in layouts], dtype=np.int64)
+    dense, routed, place, last = np.moveaxis(table, 2, 0)
+    return Ranks(dense, routed, place, last, stages, copies, first_dense, first_routed)
 
 
-def _ranks(
-    shape: ModelShape, variant: Variant
-) -> tuple[list[tuple[int, int, int]], tuple[int, int]]:
-    """(dense, routed, place) of the ranks that differ, and (dense, routed) of the first stage."""
-    p, v = variant.pp, variant.v
+def _ranks(shape: ModelShape, variant: Variant) -> list[_Rank]:
+    """The ranks of one variant that differ."""
+    p, layout = variant.pp, variant.layout
     if variant.num_stages > shape.layers:
-        return [(0, 0, 0), (0, 0, p - 1)], (0, 0)
-    sizes = np.array(Layout(pp=p, v=v).layers_of_stages(shape.layers))
-    without = shape.dense_layers if shape.is_moe else shape.layers
-    dense = np.clip(without - (np.cumsum(sizes) - sizes), 0, sizes)
-    of_rank = [stages.reshape(v, p).sum(axis=0).tolist() for stages in (dense, sizes - dense)]
-    ranks = [(d, r, place) for place, (d, r) in enumerate(zip(*of_rank, strict=True))]
+        return [_Rank(0, 0, 0, 0), _Rank(0, 0, p - 1, 1)]
+    dense, sizes = _blocks(shape, layout)
+    ranks = []
+    for place in range(p):
+        stages = list(stages_of_rank(layout, place))
+        plain, blocks = int(dense[stages].sum()), int(sizes[stages].sum())
+        ranks.append(_Rank(plain, blocks - plain, place, int(layout.num_stages - 1 in stages)))
     between = ranks[1:-1] if variant.schedule == "zb-v" else ranks[-2:0:-1]
-    unlike = {(d, r): (d, r, place) for d, r, place in between}  # the last of its kind remains
-    return [ranks[0], ranks[-1], *unlike.values()], (int(dense[0]), int(sizes[0] - dense[0]))
+    unlike = {(rank.dense, rank.routed): rank for rank in between}  # the last of its kind stays
+    return [ranks[0], ranks[-1], *unlike.values()]
+
+
+def _first_stage(shape: ModelShape, variant: Variant) -> tuple[int, int]:
+    if variant.num_stages > shape.layers:
+        return 0, 0
+    dense, sizes = _blocks(shape, variant.layout)
+    return int(dense[0]), int(sizes[0] - dense[0])
+
+
+def _blocks(shape: ModelShape, layout: Layout) -> tuple[Integers, Integers]:
+    """Blocks without experts, and all blocks, of every stage."""
+    sizes = np.array(layout.layers_of_stages(shape.layers), dtype=np.int64)
+    plain = shape.dense_layers if shape.is_moe else shape.layers
+    return np.clip(plain - (np.cumsum(sizes) - sizes), 0, sizes), sizes
 
 
 def held_by(rows: Rows, variants: Sequence[Variant], place: Integers) -> Floats:
     """Micro-batches held by one rank of every row, counted per stage, of shape (rows, 1)."""
     result = np.empty(place.shape)
-    names = np.array([v.schedule for v in variants])[rows.variant[:, 0]]
     chunks = np.array([v.v for v in variants], dtype=np.int64)[rows.variant]
-    for name in {v.schedule for v in variants}:
-        which = np.flatnonzero(names == name)
+    for name, which in runs(variants, rows.variant[:, 0]):
         columns = (column[which] for column in (rows.pp, rows.m, chunks, place))
         result[which] = held(name, *columns)
     return result

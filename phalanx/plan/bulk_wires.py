@@ -48,22 +48,29 @@ def fabric_of(cluster: Cluster, rates: Sustained) -> Fabric:
 
 @dataclass(frozen=True)
 class Groups:
-    """Groups by column: `size` ranks each, `stride` places apart."""
+    """Groups by column: `size` ranks each, `stride` places apart; both are whole numbers."""
 
-    size: Integers
-    stride: Integers
+    size: Floats
+    stride: Floats
 
-    def inside(self, fabric: Fabric) -> Integers:
+    def inside(self, fabric: Fabric) -> Floats:
         """r: how many ranks of each group share one domain."""
-        return np.maximum(np.minimum(fabric.domain // self.stride, self.size), 1)
+        return np.maximum(np.minimum(np.floor(fabric.domain / self.stride), self.size), 1.0)
 
     def near(self, fabric: Fabric) -> Floats:
         """Bytes/s inside a domain; a torus gives both links of every axis that a group fills."""
         if not fabric.torus:
-            return np.full(self.size.shape, fabric.near)
+            return np.array([fabric.near])
         reach = self.size * self.stride
-        filled = sum((reach >= size).astype(np.int64) for size in np.cumprod(fabric.torus))
-        return fabric.near * 2.0 * np.maximum(filled, 1)
+        filled = np.zeros_like(reach)
+        for size in np.cumprod(fabric.torus):
+            filled += reach >= size
+        return fabric.near * 2.0 * np.maximum(filled, 1.0)
+
+
+def groups_of(size: Integers, stride: Integers) -> Groups:
+    """Groups from columns of whole numbers."""
+    return Groups(size.astype(np.float64), stride.astype(np.float64))
 
 
 def send(size: Floats, groups: Groups, fabric: Fabric) -> Floats:
@@ -84,7 +91,7 @@ class Collectives:
     def __init__(self, name: str, groups: Groups, fabric: Fabric) -> None:
         n, r = groups.size, groups.inside(fabric)
         latency = fabric.far_latency / r + fabric.near_latency * (1 - 1 / r)
-        near = _lines(name, n, np.full(n.shape, fabric.near_latency), 1 / groups.near(fabric))
+        near = _lines(name, n, np.array([fabric.near_latency]), 1 / groups.near(fabric))
         far = _lines(name, n, latency, 1 / (fabric.far * r))
         self._near = tuple(line * (r > 1) for line in near)
         self._far = tuple(line * (r < n) for line in far)
@@ -94,15 +101,16 @@ class Collectives:
         near, far = (
             np.minimum(a + b * size, c + d * size) for a, b, c, d in (self._near, self._far)
         )
-        return np.maximum(near, far)
+        slower: Floats = np.maximum(near, far)
+        return slower
 
 
-def _lines(name: str, n: Integers, latency: Floats, slowness: Floats) -> Lines:
+def _lines(name: str, n: Floats, latency: Floats, slowness: Floats) -> Lines:
     """a, b of a ring, and of a tree: for an all-reduce of two trees with half of it each.
 
     See `collectives.ring_seconds`, `tree_seconds` and `double_tree_seconds`.
     """
-    part, rounds = (n - 1) / n, np.ceil(np.log2(n))
+    part, rounds = (n - 1) / n, np.frexp(n - 0.5)[1]  # the logarithm to base 2, rounded up
     if name == "all_reduce":
         ring, tree = 2 * part * slowness, 2 * slowness * (n > 1)
         return 2 * (n - 1) * latency, ring, 2 * rounds * latency, tree

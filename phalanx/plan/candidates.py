@@ -61,6 +61,11 @@ class Variant(NamedTuple):
         """Slices of layers, p v."""
         return self.pp * self.v
 
+    @property
+    def layout(self) -> Layout:
+        """A layout that has only this."""
+        return Layout(pp=self.pp, v=self.v, schedule=self.schedule)
+
 
 def different(columns: Sequence[Integers], least: Integers | Floats | None = None) -> Different:
     """The rows that differ in some columns.
@@ -301,7 +306,7 @@ def shardings(dp: int, limits: Limits) -> list[Sharding]:
     stages = _allowed("zero", (0, 1, 2, 3), limits)
     if dp == 1:
         stages = [0] if shards and stages else []
-    several = [shard for shard in shards if shard > 1]
+    several = [shard for shard in reversed(shards) if shard > 1]  # of equal ones the first counts
     sizes = {0: [dp] if dp in shards else [], 1: several, 2: several, 3: several}
     return [
         Sharding(zero, np.array([sizes[zero]], dtype=np.int64)) for zero in stages if sizes[zero]

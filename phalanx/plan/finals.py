@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 from phalanx.core.estimate import Estimate
 from phalanx.core.layout import Layout
 from phalanx.plan.candidates import Floats, Rows, Sharding, Space, different
-from phalanx.plan.estimate import estimate
+from phalanx.plan.estimate import answer, step_seconds
+from phalanx.plan.question import Question, ask
 from phalanx.plan.sweep import Request
 
 CLOSE = 1.5  # a layout this much slower than the best so far is no contender
 MOST_PRICED = 60  # exact prices at the most, in one search
+MARGIN = 1.015  # a closed formula may be so much too high, and its layout still the best
 EQUAL = 1e-6  # prices in 32 bits that differ by less are the same
 
 
@@ -106,10 +108,24 @@ class Contenders:
     def fastest(self) -> list[Contender]:
         """Those that are still close to the best, fastest first."""
         close = [c for c in self._best.values() if c.seconds < CLOSE * self._least]
-        return sorted(close, key=lambda contender: contender.seconds)
+        return sorted(close, key=_order)
 
 
-def decide(request: Request, contenders: Sequence[Contender], prices: Prices) -> list[Ranked]:
+def _order(contender: Contender) -> tuple[float, int]:
+    """By seconds; of equal ones the one that cuts along fewer axes comes first."""
+    layout = contender.layout
+    cuts = sum(degree > 1 for degree in (layout.pp, layout.tp, layout.cp, layout.ep, layout.v))
+    return float(f"{contender.seconds:.6g}"), cuts
+
+
+class Decision(NamedTuple):
+    """The best of each of the best meshes, fastest first, and the corrected prices of all."""
+
+    ranked: tuple[Ranked, ...]
+    seconds: NDArray[np.float32]
+
+
+def decide(request: Request, contenders: Sequence[Contender], prices: Prices) -> Decision:
     """Price the best layout of the best meshes exactly, and rank it among all layouts.
 
     Args:
@@ -120,14 +136,23 @@ def decide(request: Request, contenders: Sequence[Contender], prices: Prices) ->
     final = _Final(request, contenders, int(prices.variants.max(initial=0)) + 1)
     while (next_one := final.next_one()) is not None:
         final.price(next_one)
-    corrected = prices.seconds * final.ratios[prices.variants]
-    best = sorted(final.best.values(), key=lambda found: found.step_seconds)[: request.top]
+    corrected = np.sort(prices.seconds * final.ratios[prices.variants].astype(np.float32))
     ranked: list[Ranked] = []
-    for place, found in enumerate(best, start=1):
-        faster = int(np.count_nonzero(corrected < found.step_seconds * (1 - EQUAL)))
+    for best in sorted(final.best.values(), key=_order)[: request.top]:
         before = ranked[-1].rank if ranked else 0
-        ranked.append(Ranked(1 if place == 1 else max(faster, before) + 1, found))
-    return ranked
+        rank = max(rank_among(corrected, best.seconds), before + 1) if ranked else 1
+        ranked.append(Ranked(rank, answer(_ask(request, best.layout))))
+    return Decision(tuple(ranked), corrected)
+
+
+def _ask(request: Request, layout: Layout) -> Question:
+    shape, cluster, practice = request.shape, request.cluster, request.practice
+    return ask(shape, cluster, layout, request.seq, request.batch, practice)
+
+
+def rank_among(seconds: NDArray[np.float32], step_seconds: float) -> int:
+    """The place, from 1, of a layout of so many seconds among ascending prices."""
+    return int(np.searchsorted(seconds, np.float32(step_seconds * (1 - EQUAL)))) + 1
 
 
 class _Final:
@@ -141,7 +166,7 @@ class _Final:
         self.variants = np.array([c.variant for c in contenders], dtype=np.int64)
         self.open = np.ones(len(contenders), dtype=np.bool_)
         self.ratios = np.ones(variants)
-        self.best: dict[Mesh, Estimate] = {}
+        self.best: dict[Mesh, Contender] = {}
 
     def next_one(self) -> int | None:
         """The contender that may yet change the answer, if there is one."""
@@ -149,28 +174,27 @@ class _Final:
             expected = np.where(self.open, self.seconds * self.ratios[self.variants], np.inf)
             place = int(expected.argmin())
             known = self.best.get(self.meshes[place])
-            if known is None or expected[place] < known.step_seconds:
-                return place if expected[place] < self._bar() else None
+            if known is None or expected[place] < MARGIN * known.seconds:
+                return place if expected[place] < MARGIN * self._bar() else None
             self.seconds[place] = np.inf
             self.open[place] = False
         return None
 
     def _bar(self) -> float:
         """Seconds of the last mesh that is wanted; infinite until there are as many."""
-        known = sorted(found.step_seconds for found in self.best.values())
+        known = sorted(best.seconds for best in self.best.values())
         top = self.request.top
         return known[top - 1] if len(known) >= top else float("inf")
 
     def price(self, place: int) -> None:
         """Price one contender exactly."""
-        request, contender = self.request, self.contenders[place]
-        shape, cluster, practice = request.shape, request.cluster, request.practice
-        found = estimate(shape, cluster, contender.layout, request.seq, request.batch, practice)
+        contender = self.contenders[place]
+        seconds = step_seconds(_ask(self.request, contender.layout))
         self.open[place] = False
-        self.ratios[contender.variant] = found.step_seconds / contender.seconds
+        self.ratios[contender.variant] = seconds / contender.seconds
         known = self.best.get(self.meshes[place])
-        if found.fits and (known is None or found.step_seconds < known.step_seconds):
-            self.best[self.meshes[place]] = found
+        if known is None or seconds < known.seconds:
+            self.best[self.meshes[place]] = contender._replace(seconds=seconds)
 
 
 def mesh_of(layout: Layout) -> Mesh:

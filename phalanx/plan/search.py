@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from phalanx.plan.finals import Contenders, Prices, Ranked, decide
+from phalanx.plan.finals import Contenders, Prices, Ranked, decide, rank_among
 from phalanx.plan.sweep import Request, Sweep
 
 
@@ -21,20 +22,24 @@ class Found:
         request: the question.
         considered: layouts that divide the devices and the batch.
         refused: how many of them were refused, by reason.
-        prices: of all that fit.
+        seconds: of all that fit, ascending, by the closed formulas.
         ranked: the best layout of each mesh, fastest first; empty where none fits.
     """
 
     request: Request
     considered: int
     refused: Mapping[str, int]
-    prices: Prices
+    seconds: NDArray[np.float32]
     ranked: tuple[Ranked, ...]
 
     @property
     def feasible(self) -> int:
         """How many layouts fit."""
-        return len(self.prices.seconds)
+        return len(self.seconds)
+
+    def rank(self, step_seconds: float) -> int:
+        """The place that a layout of so many seconds has among all that fit."""
+        return rank_among(self.seconds, step_seconds)
 
 
 def search(request: Request) -> Found:
@@ -52,6 +57,6 @@ def search(request: Request) -> Found:
         column = block.rows.variant.astype(np.int16)[:, None]
         variants.append(np.broadcast_to(column, block.fits.shape)[block.fits])
     prices = Prices(np.concatenate(seconds), np.concatenate(variants))
-    ranked = decide(request, contenders.fastest(), prices)
+    decision = decide(request, contenders.fastest(), prices)
     refused = {reason: count for reason, count in sweep.refused.items() if count}
-    return Found(request, sweep.considered, refused, prices, tuple(ranked))
+    return Found(request, sweep.considered, refused, decision.seconds, decision.ranked)

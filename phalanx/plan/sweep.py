@@ -1,4 +1,4 @@
-"""Goes through every layout of a search, block by block: counts what is refused, prices the rest."""
+"""Goes through every layout of a search: counts what is refused, prices the rest."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -13,9 +13,11 @@ from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.cost.practice import PHALANX, Practice
 from phalanx.plan.bulk_memory import Held, Ledger, RankBytes
-from phalanx.plan.bulk_time import Steps, UnitPrices, step_seconds
+from phalanx.plan.bulk_time import Steps, step_seconds
+from phalanx.plan.bulk_units import UnitTables
 from phalanx.plan.candidates import (
     MEMORY,
+    SEARCHED,
     Booleans,
     Choices,
     Floats,
@@ -32,7 +34,7 @@ from phalanx.plan.candidates import (
 )
 from phalanx.plan.question import Question, peak_of
 
-BLOCK = 1 << 15  # layouts at once: their columns stay in the cache
+BLOCK = 1 << 16  # layouts at once: their columns stay in the cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +117,10 @@ class Sweep:
         self.where = space(shape, cluster.count, (seq, batch), base.precision, request.limits)
         self.question = Question(shape, cluster, base, seq, batch, request.practice, rates)
         self.ledger = Ledger(self.where, request.practice.stack)
-        self.units = UnitPrices(self.where, self.question)
+        self._meshes = meshes(self.where)
+        whole = self._meshes.take(seq % self._meshes.cp == 0)
+        tokens = whole.mb * (seq // whole.cp)
+        self.units = UnitTables(self.where, self.question, tokens)
         self.refused: Counter[str] = Counter()
         self.considered = 0
 
@@ -154,7 +159,7 @@ class Sweep:
 
     def _sized(self) -> Iterator[tuple[_Sized, list[Sharding]]]:
         """Everything that the model and the schedules allow, with the ways to shard it."""
-        rows = meshes(self.where)
+        rows = self._meshes
         more = choices(self.where, rows)
         weights = more.weights(rows)
         self.considered = int(weights.sum())
@@ -170,9 +175,13 @@ class Sweep:
                 yield self._size(block), options
 
     def _expanded(self, rows: Rows, more: Choices) -> Rows:
+        """Every schedule, recomputation and sp; equal schedules stand together."""
         rows = more.add_schedules(rows)
         weights = more.weights_of_schedules(rows)
-        return more.add_switches(self._sieve(rows, weights, refuse_schedules(self.where, rows)))
+        rows = self._sieve(rows, weights, refuse_schedules(self.where, rows))
+        names = np.array([SEARCHED.index(v.schedule) for v in self.where.variants])
+        together = np.argsort(names[rows.variant], kind="stable")
+        return more.add_switches(rows.take(together))
 
     def _sieve(self, rows: Rows, weights: Integers, reasons: Mapping[str, Booleans]) -> Rows:
         """Drop what is refused, and count all that it stands for."""

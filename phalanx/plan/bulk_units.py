@@ -1,0 +1,368 @@
+"""What one micro-batch through a block, embedding or head costs: `plan/stages.py`, by column.
+
+All kernels of a unit grow with the tokens of a micro-batch, so they are listed once for each way to
+cut the model, and priced for all numbers of tokens at once.
+
+Symbols: T tokens of a micro-batch on one rank, M, N, K sizes of a product, t tp, c cp, e ep.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from phalanx.core.errors import UsageError
+from phalanx.core.layout import RECOMPUTE, Layout
+from phalanx.cost.blocks import HALF, Slice, block_work, embedding_work, head_work
+from phalanx.cost.compute import FUSED_BACKWARD, TILES, Machine, Product, Scores, Work
+from phalanx.cost.params import block_held, embedding_held, head_held
+from phalanx.cost.roofline import expected_ranks
+from phalanx.plan.bulk_pipeline import Seconds
+from phalanx.plan.bulk_wires import Collectives, Fabric, Groups, fabric_of, groups_of, send
+from phalanx.plan.candidates import Booleans, Floats, Integers, Rows, Space, largest
+from phalanx.plan.question import Question
+from phalanx.plan.stages import Around
+
+
+@dataclass(frozen=True)
+class Units:
+    """One micro-batch through each unit, of every row, without what ZeRO gathers and reduces."""
+
+    dense: Seconds
+    routed: Seconds
+    embedding: Seconds
+    head: Seconds
+
+    def take(self, which: Integers) -> "Units":
+        """Some of the rows."""
+        return Units(*(getattr(self, field.name).take(which) for field in fields(self)))
+
+
+class Load(NamedTuple):
+    """What a unit asks of a device, before it waits for kernels to be launched.
+
+    Attributes:
+        F, I, W: seconds of the three passes.
+        forward, backward: number of kernels and messages.
+        attention_forward, attention_backward: seconds of attention among them.
+    """
+
+    F: Floats
+    I: Floats  # noqa: E741  # the letter of the legend
+    W: Floats
+    forward: Floats
+    backward: Floats
+    attention_forward: Floats
+    attention_backward: Floats
+
+    def sending(self, messages: "Messages") -> "Load":
+        """With messages, which take the place of kernels where those are launched too slowly."""
+        return self._replace(
+            F=self.F + messages.times[0] * messages.shown[0],
+            I=self.I + messages.times[1] * messages.shown[1],
+            forward=self.forward + messages.times[0],
+            backward=self.backward + messages.times[1],
+        )
+
+    def launched(self, launch: float) -> Seconds:
+        """Seconds, where it takes so long to launch a kernel."""
+        forward = np.maximum(self.F, launch * self.forward)
+        backward = np.maximum(self.I + self.W, launch * self.backward)
+        return Seconds(forward, backward - self.W, self.W)
+
+
+class Messages(NamedTuple):
+    """Equal messages: how often in forward and in backward, and how long one of them shows."""
+
+    times: tuple[Floats | float, Floats | float]
+    shown: tuple[Floats, Floats]
+
+
+class Kernels:
+    """The kernels of a unit, priced for several numbers of tokens.
+
+    Args:
+        question: for the device and the habits of the program.
+        works: the kernels, for one sequence.
+        scale: the tokens, in sequences.
+    """
+
+    def __init__(self, question: Question, works: Sequence[Work], scale: Floats) -> None:
+        self._practice = question.practice
+        self._works = works
+        self._passes = [_passes(work, question.machine, scale) for work in works]
+
+    def load(self, mode: str, accumulation: float) -> Load:
+        """All of them, and the forward that backward repeats.
+
+        Args:
+            mode: of recomputation.
+            accumulation: seconds of adding the gradients of the weights up.
+        """
+        counts = np.array([_counts(work) for work in self._works])
+        again = np.array([self._repeats(work, mode) for work in self._works])
+        every, attention = self.sum(), self.sum(Scores)
+        repeated = self.sum(Work, again)
+        ones = np.ones_like(every.F)
+        return Load(
+            F=every.F,
+            I=every.I + repeated.F,
+            W=every.W + accumulation,
+            forward=ones * counts[:, 0].sum(),
+            backward=ones * (counts[:, 1].sum() + counts[again, 0].sum()),
+            attention_forward=attention.F,
+            attention_backward=attention.I,
+        )
+
+    def _repeats(self, work: Work, mode: str) -> bool:
+        """Whether recomputation repeats the forward of a kernel; see `compute.again`."""
+        match mode:
+            case "none":
+                return False
+            case "selective":
+                return work.part == "core"
+            case _:
+                last = not isinstance(work, Scores) and work.last
+                return not (self._practice.stops_early and last)
+
+    def sum(self, kind: Any = Work, among: Booleans | None = None) -> Seconds:
+        """Seconds of the kernels of one kind, or of some of those."""
+        total = Seconds(*np.zeros((3, len(self._passes[0].F))))
+        for i, (work, seconds) in enumerate(zip(self._works, self._passes, strict=True)):
+            if isinstance(work, kind) and (among is None or among[i]):
+                total = total.plus(seconds)
+        return total
+
+
+def _counts(work: Work) -> tuple[float, float]:
+    """Kernels in forward and in backward; see `compute.price`."""
+    match work:
+        case Product():
+            return work.kernels, 2 * work.kernels
+        case Scores():
+            return 1, 2
+        case _:
+            return work.kernels, work.kernels
+
+
+def _passes(work: Work, machine: Machine, scale: Floats) -> Seconds:
+    """Seconds of one kernel in each pass; see `compute.price`."""
+    none = np.zeros_like(scale)
+    match work:
+        case Product():
+            M, N, K, batch = work.M * scale, work.N * (none + 1), work.K * (none + 1), work.batch
+            added = machine.accumulate if work.weights else 0.0
+            forward = product_seconds(machine, (M, N, K), batch)
+            inputs = product_seconds(machine, (M, K, N), batch)
+            weights = product_seconds(machine, (K, N, M), batch, added)
+            if work.weights:
+                return Seconds(forward, inputs, weights)
+            return Seconds(forward, inputs + weights, none)
+        case Scores():
+            forward = scale * machine.scores_seconds(work.flops, first=work.first)
+            return Seconds(forward, FUSED_BACKWARD * forward, none)
+        case _:
+            forward, backward = (
+                scale * machine.sweep_seconds(size) for size in (work.forward, work.backward)
+            )
+            return Seconds(forward, backward, none)
+
+
+def product_seconds(
+    machine: Machine, sizes: tuple[Floats, Floats, Floats], batch: float, added: float = 0.0
+) -> Floats:
+    """Products M x K by K x N; see `compute.Machine.product_seconds`."""
+    M, N, K = sizes
+    rates = machine.rates
+    depth = rates.depth * machine.peak / machine.wide
+    reached = machine.peak * rates.product * K / (K + depth)
+    arithmetic = 2 * M * N * K * batch / (reached * fill(M, N, batch, rates.cores))
+    moved = batch * ((M * K + K * N + M * N) * machine.element + M * N * added)
+    return np.maximum(arithmetic, moved / (machine.hbm * rates.memory))
+
+
+def fill(M: Floats, N: Floats, batch: float, cores: int) -> Floats:
+    """Share of the cores that are busy; see `compute.fill`."""
+    if cores == 1:
+        return np.ones_like(M)
+    return largest(_fill(M, N, batch, cores, tile) for tile in TILES)
+
+
+def _fill(M: Floats, N: Floats, batch: float, cores: int, tile: tuple[int, int, float]) -> Floats:
+    rows, columns, rate = tile
+    tiles = np.ceil(M / rows) * np.ceil(N / columns) * batch
+    exact = M * N * batch / (rows * columns)
+    result: Floats = rate * exact / (np.ceil(tiles / cores) * cores)
+    return result
+
+
+class UnitTables:
+    """Prices of all units that occur in a space, by tokens, tp, sp, recompute and ep.
+
+    Args:
+        where: the space.
+        question: for the devices and the habits of the program.
+        tokens: of a micro-batch on one rank, all that occur.
+
+    Raises:
+        UsageError: attention is not fused; then a block does not depend on its tokens alone.
+    """
+
+    def __init__(self, where: Space, question: Question, tokens: Integers) -> None:
+        if not question.practice.fused_attention:
+            raise UsageError("a search prices programs with fused attention; price one layout")
+        self._where, self._question = where, question
+        self._fabric = fabric_of(question.cluster, question.rates)
+        self._tokens = np.unique(tokens)
+        self._tps, self._eps = where.values("tp"), where.values("ep")
+        cuts = [Layout(tp=tp, sp=sp) for tp in self._tps for sp in (False, True)]
+        two, all_cuts = (False, True), (len(self._tps), 2)
+        self._dense = _shaped([self._block(cut, routed=False) for cut in cuts], all_cuts)
+        self._embedding = _shaped([self._end(cut, first=True) for cut in cuts], all_cuts)
+        heads = [
+            self._end(replace(cut, pp=1 + apart), first=False) for cut in cuts for apart in two
+        ]
+        self._head = _shaped(heads, (*all_cuts, 2))
+        if where.shape.is_moe:
+            spread = [
+                replace(cut, ep=ep, dp=1 if borrows else ep)
+                for cut in cuts
+                for ep in self._eps
+                for borrows in two
+            ]
+            routed = [self._block(layout, routed=True) for layout in spread]
+            self._routed = _shaped(routed, (*all_cuts, len(self._eps), 2))
+
+    def price(self, rows: Rows) -> Units:
+        """One micro-batch through each unit of every row, of shape (rows, 1)."""
+        shape, practice = self._where.shape, self._question.practice
+        launch = 0.0 if practice.graphs else self._question.rates.launch
+        tp, sp, mode = np.searchsorted(self._tps, rows.tp), rows.sp, rows.recompute
+        tokens = np.searchsorted(self._tokens, rows.mb * (self._where.seq // rows.cp))
+        ring = ring_messages(self._where, self._fabric, rows, _load(self._dense[tp, sp, 0, tokens]))
+        dense = _load(self._dense[tp, sp, mode, tokens]).sending(ring).launched(launch)
+        routed = Seconds(*np.zeros((3, len(rows), 1)))
+        if shape.is_moe:
+            ep, borrows = np.searchsorted(self._eps, rows.ep), borrowing(rows).astype(np.int64)
+            load = _load(self._routed[tp, sp, ep, borrows, mode, tokens]).sending(ring)
+            routed = load.sending(self._expert_messages(rows)).launched(launch)
+        apart = (rows.pp > 1).astype(np.int64)
+        embedding = _load(self._embedding[tp, sp, 0, tokens]).launched(launch)
+        head = _load(self._head[tp, sp, apart, 0, tokens]).launched(launch)
+        return Units(dense, routed, embedding, head)
+
+    def _block(self, layout: Layout, *, routed: bool) -> list[Load]:
+        """A block, for each mode of recomputation."""
+        shape = self._where.shape
+        works = block_work(self._slice(layout), routed=routed)
+        held = block_held(shape, layout, shape.layers - 1 if routed else 0)
+        return self._loads(layout, works, held.total, Around(columns=2, rows=2))
+
+    def _end(self, layout: Layout, *, first: bool) -> list[Load]:
+        """The embedding or the head, which are never recomputed."""
+        if first:
+            works, held = embedding_work(self._slice(layout)), embedding_held
+            around = Around(columns=0, rows=1)
+        else:
+            works, held = head_work(self._slice(layout)), head_held
+            around = Around(columns=1, rows=0)
+        params = held(self._where.shape, layout).total
+        return self._loads(layout, works, params, around)[:1]
+
+    def _slice(self, layout: Layout) -> Slice:
+        return Slice(self._where.shape, layout, self._where.seq, self._question.practice)
+
+    def _loads(
+        self, layout: Layout, works: Sequence[Work], params: float, around: Around
+    ) -> list[Load]:
+        """A unit for each mode of recomputation, with the messages of its tensor axis."""
+        question, practice = self._question, self._question.practice
+        alone = 0.0 if practice.fused_accumulation else practice.accumulate
+        accumulation = question.machine.sweep_seconds(alone * params)
+        kernels = Kernels(question, works, self._tokens / self._where.seq)
+        loads = []
+        for mode in RECOMPUTE:
+            load = kernels.load(mode, accumulation)
+            for messages in self._tensor_messages(layout, around, kernels.sum(Product), mode):
+                load = load.sending(messages)
+            loads.append(load)
+        return loads
+
+    def _tensor_messages(
+        self, layout: Layout, around: Around, products: Seconds, mode: str
+    ) -> Iterator[Messages]:
+        """Messages around products; see `stages`."""
+        if layout.tp == 1:
+            return
+        columns, rows = around
+        size = HALF * self._tokens * self._where.shape.hidden * np.ones(1)
+        groups = Groups(np.array([float(layout.tp)]), np.ones(1))
+        repeats = mode == "full" and rows > 0 and columns > 0
+        again_rows, again_columns = (rows - 1, columns) if repeats else (0, 0)
+        share = 1 / (2 * (columns + rows))
+        name = "reduce_scatter" if layout.sp else "all_reduce"
+        each = Collectives(name, groups, self._fabric).seconds(size)
+        yield Messages((rows, again_rows), (each, each))
+        yield Messages((0, columns), (each, self._beside(each, share * products.W)))
+        if layout.sp:
+            yield Messages((columns, again_columns + rows), (each, each))
+            yield Messages((0, columns), (each, self._beside(each, share * products.I)))
+
+    def _beside(self, message: Floats, product: Floats) -> Floats:
+        """What a product does not hide of a message in backward."""
+        if not self._question.practice.hides_sums:
+            return message
+        return exposed(self._question, message, product)
+
+    def _expert_messages(self, rows: Rows) -> Messages:
+        """Tokens to their experts and back; see `stages`."""
+        shape, fabric, practice = self._where.shape, self._fabric, self._question.practice
+        together = (rows.pp == 1) | (rows.ep <= rows.cp) | practice.pipeline_outside
+        stride = np.where(together, rows.tp, rows.tp * rows.cp * rows.pp)
+        groups = groups_of(rows.ep, np.where(borrowing(rows), 1, stride))
+        e, r = rows.ep, groups.inside(fabric).astype(np.int64)
+        reached = np.array([expected_ranks(n, shape.top_k) for n in range(1, max(self._eps) + 1)])
+        own = rows.mb * self._where.seq / rows.cp / np.where(rows.sp > 0, rows.tp, 1)
+        tokens = HALF * own * shape.hidden
+        near = tokens * reached[e - 1] * (r - 1) / e / groups.near(fabric)
+        far = tokens * reached[e // r - 1] * (1 - r / e) / fabric.far
+        latency = np.where(r < e, fabric.far_latency, fabric.near_latency)
+        each = (np.maximum(near, far) + latency)[:, None]
+        times: Floats = np.where(e > 1, 2.0, 0.0)[:, None]
+        again: Floats = np.where(rows.recompute == RECOMPUTE.index("full"), 2.0, 1.0)[:, None]
+        return Messages((times, times * again), (each, each))
+
+
+def _shaped(units: Sequence[list[Load]], shape: tuple[int, ...]) -> Floats:
+    """Loads as one table: cuts, modes, tokens, and what a load consists of."""
+    table = np.array(units)  # cuts x modes x parts x tokens
+    return np.moveaxis(table.reshape(*shape, *table.shape[1:]), -2, -1)
+
+
+def _load(table: Floats) -> Load:
+    """Rows of a table, of shape (rows, 1)."""
+    return Load(*(part[:, None] for part in table.T))
+
+
+def borrowing(rows: Rows) -> Booleans:
+    """Where experts take their ranks from tp, too; see `params.expert_tp`."""
+    result: Booleans = rows.dp * rows.cp % rows.ep != 0
+    return result
+
+
+def exposed(question: Question, message: Floats, behind: Floats) -> Floats:
+    """Seconds of messages that show behind so much arithmetic; see `stages.exposed_share`."""
+    return message - np.minimum(message, behind) * (1 - question.rates.interference)
+
+
+def ring_messages(where: Space, fabric: Fabric, rows: Rows, block: Load) -> Messages:
+    """Keys and values around the ring of cp ranks, behind attention; see `stages`."""
+    shape, rows = where.shape, rows.tall
+    heads = np.maximum(shape.kv_heads / rows.tp, 1)
+    size = HALF * 2 * heads * shape.head_dim * rows.mb * where.seq / rows.cp
+    each = send(size, groups_of(rows.cp, rows.tp), fabric)
+    forward = np.maximum(each - block.attention_forward / rows.cp, 0.0)
+    backward = np.maximum(each - block.attention_backward / rows.cp / 2, 0.0)
+    steps = (rows.cp - 1).astype(np.float64)
+    return Messages((steps, 2 * steps), (forward, backward))
