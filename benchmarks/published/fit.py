@@ -6,7 +6,8 @@
 Every constant has a prior: a middle from the literature and a width in natural logarithms. The fit
 minimises the mean absolute ln(predicted / published), in which no row counts for more than CLIP and
 a row counts for less the more there are like it (a step in fp16, a step under FSDP, one layer: the
-weight of a group of n rows is n^(1/4)), plus the priors. What the rows of an accelerator cannot say stays at its prior, or is
+weight of a group of n rows is n^(1/4)), plus the priors.
+What the rows of an accelerator cannot say stays at its prior, or is
 borrowed from the accelerator whose rows can.
 """
 

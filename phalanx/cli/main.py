@@ -21,7 +21,10 @@ COMMANDS = {
     "train": "train a model, cut any way over data, tensor and pipeline",
     "verify": "prove that a layout takes the same steps as one device",
     "convert": "write a trained model as Hugging Face Transformers reads it",
+    "plan": "find the fastest layout for a model on a cluster, and say why",
+    "estimate": "price one layout: its seconds, its bytes, its messages",
     "schedule": "draw and check a pipeline schedule",
+    "published": "predict a table of published runs, and compare",
     "models": "list the models of the catalog, or show one",
     "clusters": "list the accelerators and clusters of the catalog, or show one",
 }

@@ -1,0 +1,1 @@
+"""Searches and prices layouts; never imports torch."""

@@ -226,7 +226,8 @@ def held(name: str, p: Integers, m: Integers, v: Integers, rank: Integers) -> In
         "dualpipe": p + 1,
         "dualpipev": 2 * p + 1,
     }[name]
-    return np.minimum(most, m) if name in ("1f1b", "zb-h1", "zb-h2") else most
+    capped = np.minimum(most, m) if name in ("1f1b", "zb-h1", "zb-h2") else most
+    return np.asarray(capped, dtype=np.int64)
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,9 @@ def _rank(question: Question, rank: int, held: float) -> RankBytes:
     memory = rank_memory(question.shape, known, question.seq, rank, held, stack)
     classes = memory.by_class()
     dropped, one = _dropped(question, rank)
-    classes["activations"] += held * (_gates(question, rank) - dropped) / len(stages_of_rank(layout, rank))
+    classes["activations"] += (
+        held * (_gates(question, rank) - dropped) / len(stages_of_rank(layout, rank))
+    )
     classes["buffers"] += _score_gradients(question) + one
     if memory.logits:
         classes["logits"] -= _logits_let_go(question, held)

@@ -82,8 +82,8 @@ def _one(found: Found, words: str, *, binary: bool) -> Why:
 def _wrong_product(layout: Layout, devices: int) -> str:
     cp = f" x cp={layout.cp}" if layout.cp > 1 else ""
     return (
-        f"dp={layout.dp} x pp={layout.pp}{cp} x tp={layout.tp} is {layout.ranks:,} ranks, and there "
-        f"are {devices:,} devices; the nearest that fits is {nearest_mesh(layout, devices)}"
+        f"dp={layout.dp} x pp={layout.pp}{cp} x tp={layout.tp} is {layout.ranks:,} ranks, and there"
+        f" are {devices:,} devices; the nearest that fits is {nearest_mesh(layout, devices)}"
     )
 
 
