@@ -13,8 +13,6 @@ from phalanx.train.model.batch import MicroBatch
 from phalanx.train.parallel.tensor import TensorParallel
 from phalanx.train.parameters import Declared, Start, key_of, uniform_at
 
-_CONTIGUOUS = torch.contiguous_format
-
 
 class Projection(Declared):
     """A matrix [n_out, n_in], cut by columns ("out") or by rows ("in"), with or without bias."""
@@ -112,20 +110,17 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        # attention goes through one head after the other, and is faster if each lies in one piece
-        heads_first = torch.empty_like(x.permute(1, 2, 0, 3), memory_format=_CONTIGUOUS)
-        return _turn(x, (cos, sin), 1, heads_first.permute(2, 0, 1, 3))
+        return _turn(x, cos, sin, 1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = cast(tuple[Tensor, Tensor], ctx.saved_tensors)
-        x = torch.empty_like(grads[0], memory_format=_CONTIGUOUS)
-        return _turn(grads[0], (cos, sin), -1, x), None, None
+        return _turn(grads[0], cos, sin, -1), None, None
 
 
-def _turn(x: Tensor, angles: tuple[Tensor, Tensor], sign: int, out: Tensor) -> Tensor:
-    cos, sin = angles
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
     a, b = x.chunk(2, -1)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
     left, right = out.chunk(2, -1)
     torch.mul(a, cos, out=left).addcmul_(b, sin, value=-sign)
     torch.mul(b, cos, out=right).addcmul_(a, sin, value=sign)
