@@ -130,15 +130,17 @@ def _play(
     layout, m = question.layout, question.micro_batches
     names = [name for name in INSIDE if itemised and any(name in stage for stage in stages)]
     if len(ranks) == 1:
-        return {n: m * p.total for n, p in stages[0].items() if n in (ALL, *names)} | {HOPS: 0.0}
+        whole = stages[0][ALL].total
+        gained = {n: m * (whole - _without(stages[0], n).total) for n in names}
+        return {ALL: m * whole, HOPS: 0.0, **gained}
     sets = [[_without(stages[i % len(stages)], n) for i in range(len(ranks))] for n in names]
-    whole = [stages[i % len(stages)][ALL] for i in range(len(ranks))]
-    table = np.array([whole, whole, *sets])  # sets x stages x passes
+    now = [stages[i % len(stages)][ALL] for i in range(len(ranks))]
+    table = np.array([now, now, *sets])  # sets x stages x passes
     hops = np.full(len(table), hop_seconds(question))
     hops[1] = 0.0
     lasts = makespans(layout.schedule, layout.pp, m, question.v, _costs(table), hops)
-    gained = {n: float(lasts[0] - t) for n, t in zip((HOPS, *names), lasts[1:], strict=True)}
-    return {ALL: float(lasts[0]), **gained}
+    shorter = zip((HOPS, *names), lasts[1:], strict=True)
+    return {ALL: float(lasts[0]), **{name: float(lasts[0] - time) for name, time in shorter}}
 
 
 def _without(stage: StageTerms, name: str) -> Passes:
