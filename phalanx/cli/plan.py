@@ -12,6 +12,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from phalanx.cli.table import format_argument
+from phalanx.cost.practice import PRACTICES
 from phalanx.plan.goodput import DEVICE_HOURS_PER_FAILURE, RESTART_SECONDS
 
 
@@ -36,6 +37,13 @@ def arguments(parser: ArgumentParser) -> None:
         metavar="LAYOUT",
         help='why not this one: "dp=64 pp=16 tp=16", or "tp=4" for the fastest with tp=4',
     )
+    parser.add_argument(
+        "--program",
+        choices=tuple(PRACTICES),
+        default="phalanx",
+        help="whose habits to price: how it fuses, overlaps and recomputes (default phalanx)",
+    )
+    parser.add_argument("--trainable", action="store_true", help="only what phalanx train can run")
     parser.add_argument("--top", type=int, default=10, help="how many meshes to show (default 10)")
     _add_campaign(parser)
     parser.add_argument("--out", type=Path, metavar="RUN.toml", help="write a run file for train")

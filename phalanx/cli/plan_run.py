@@ -19,6 +19,7 @@ from phalanx.core.estimate import Estimate
 from phalanx.core.layout import Layout
 from phalanx.core.run import Recipe, Run
 from phalanx.core.units import parse_bytes, parse_count, show_count
+from phalanx.cost.practice import PRACTICES
 from phalanx.plan.asked import both, read_limits, sequences_per_step
 from phalanx.plan.candidates import Limits
 from phalanx.plan.goodput import Campaign, Conditions, campaign
@@ -86,8 +87,11 @@ def _request(args: Namespace) -> tuple[Request, tuple[str, ...]]:
         batch=batch,
         limits={key: values for key, values in limits.items() if key != "precision"},
         precision="bf16" if precisions[0] == "auto" else precisions[0],
+        practice=PRACTICES[args.program],
         top=args.top,
     )
+    if args.trainable:
+        request = replace(request, limits=both(request.limits, _trainable(request)))
     if batch * args.seq == tokens:
         return request, ()
     return request, (

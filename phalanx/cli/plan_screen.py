@@ -76,7 +76,8 @@ def heading(plan: Plan) -> list[str]:
     return [
         f"{request.shape.name} ({show_count(request.shape.params())} parameters) in "
         f"{request.precision} on {request.cluster.count:,} {device.name} of {capacity}; "
-        f"{request.batch:,} sequences of {request.seq:,} tokens a step",
+        f"{request.batch:,} sequences of {request.seq:,} tokens a step, "
+        f"as {request.practice.name} does it",
         *plan.notes,
         f"{found.considered:,} layouts divide the devices and the batch; {found.feasible:,} fit, "
         f"{refused:,} are refused; {plan.seconds:.1f} s",

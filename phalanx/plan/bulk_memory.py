@@ -16,6 +16,7 @@ from phalanx.core.model import ModelShape
 from phalanx.cost.blocks import HALF
 from phalanx.cost.memory import state_bytes
 from phalanx.cost.params import block_held, embedding_held, head_held
+from phalanx.cost.practice import Practice
 from phalanx.cost.saved import Saved, Stack, block_saved, bytes_per_token, head_saved, kept
 from phalanx.cost.state import StateBytes
 from phalanx.plan.bulk_pipeline import Ranks, held_by, ranks_of
@@ -99,9 +100,10 @@ class RankBytes:
 class Ledger:
     """Counts bytes of the rows of one space."""
 
-    def __init__(self, where: Space, stack: Stack) -> None:
+    def __init__(self, where: Space, practice: Practice) -> None:
         self.where = where
-        self.stack = stack
+        self.practice = practice
+        self.stack = stack = practice.stack
         self.kinds: Ranks = ranks_of(where.shape, where.variants)
         self.chunks = np.array([v.v for v in where.variants], dtype=np.int64)
         self._splits = np.array([v.schedule in SPLIT for v in where.variants])
@@ -130,6 +132,10 @@ class Ledger:
             name: self._kept[name].of(rows.tp, rows.sp)
             for name in ("dense_gradients", "routed_gradients", "head")
         }
+        if self.practice.keeps_gates and self.where.shape.activation == "swiglu":
+            full = rows.recompute == RECOMPUTE.index("full")
+            gates = np.where(full, 0.0, HALF * self.where.shape.ffn / rows.tp)
+            modes |= {name: modes[name] + gates for name in ("dense", "routed")}
         whole = self.stack.logit_peak_whole
         extra = np.where(rows.tp > 1, self.stack.logit_peak, whole) - self.stack.logit_kept
         return Kept(**modes, **cut, loss=self.where.shape.vocab * extra / rows.tp)

@@ -116,7 +116,7 @@ class Sweep:
         self.request = request
         self.where = space(shape, cluster.count, (seq, batch), base.precision, request.limits)
         self.question = Question(shape, cluster, base, seq, batch, request.practice, rates)
-        self.ledger = Ledger(self.where, request.practice.stack)
+        self.ledger = Ledger(self.where, request.practice)
         self._meshes = meshes(self.where)
         whole = self._meshes.take(seq % self._meshes.cp == 0)
         tokens = whole.mb * (seq // whole.cp)
