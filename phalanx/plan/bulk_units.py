@@ -212,8 +212,8 @@ class UnitTables:
     def __init__(self, where: Space, question: Question, tokens: Integers) -> None:
         if not question.practice.fused_attention:
             raise UsageError(
-                f"{question.practice.name} keeps attention scores in memory, which the search cannot price; "
-                "phalanx estimate prices one layout of it"
+                f"{question.practice.name} keeps attention scores in memory, which the search "
+                "cannot price; phalanx estimate prices one layout of it"
             )
         self._where, self._question = where, question
         self._fabric = fabric_of(question.cluster, question.rates)
