@@ -43,11 +43,11 @@ def lasts_exactly(name, p, m, v, costs, hop):
 
 @settings(max_examples=60, deadline=None)
 @given(played())
-def test_the_pace_is_that_of_the_simulation_within_a_percent(drawn):
+def test_the_pace_is_that_of_the_simulation_within_five_percent_however_unequal_the_stages(drawn):
     name, p, m, v, table, hop = drawn
     costs = costs_of(table)
     lasts = pace.makespans(name, p, m, v, costs, np.array([hop]))[0]
-    assert lasts == pytest.approx(lasts_exactly(name, p, m, v, costs, hop), rel=0.02)
+    assert lasts == pytest.approx(lasts_exactly(name, p, m, v, costs, hop), rel=0.05)
 
 
 @settings(max_examples=40, deadline=None)
