@@ -95,6 +95,8 @@ EAGER_FSDP = Practice(
     first_attention=True,
     pipeline_outside=True,
 )
+# Programs that a compiler sees whole: fused passes, messages beside products, no host to wait for
+XLA = replace(MEGATRON_CORE, name="XLA", stack=MEGATRON, graphs=True)
 # Megatron-LM until 2022: scores in memory, dropout, one all-reduce of 16-bit gradients at the end
 MEGATRON_2021 = Practice(
     name="Megatron-LM 2021",
@@ -115,5 +117,6 @@ PRACTICES = {
     "phalanx": PHALANX,
     "megatron": MEGATRON_CORE,
     "fsdp": EAGER_FSDP,
+    "xla": XLA,
     "megatron-2021": MEGATRON_2021,
 }

@@ -24,6 +24,7 @@ from phalanx.cost.practice import (
     EAGER_FSDP,
     MEGATRON_2021,
     MEGATRON_CORE,
+    XLA,
     Practice,
 )
 from phalanx.plan.question import formula_mode
@@ -32,6 +33,7 @@ Row = Mapping[str, str]
 
 GPT_VOCABULARY = 51200  # of GPT-2, padded as Megatron-LM pads it, where a row names none
 GIB = 2**30
+MOST_BUBBLE = 0.5  # of the work, beyond which nobody leaves a pipeline uninterleaved
 SCHEDULES = {
     "": "",
     "1f1b": "1f1b",
@@ -149,11 +151,13 @@ def read_run(row: Row) -> PublishedRun:
 
 
 def _practice(row: Row) -> Practice:
-    """What the program did, by what the row says of it: precision and ZeRO.
+    """What the program did, by what the row says of it: device, precision and ZeRO.
 
-    Programs of 2021 trained in fp16, with every score in memory; PyTorch's FSDP runs operator by
-    operator; the rest has the fused kernels of Megatron Core.
+    TPUs run compiled programs; programs of 2021 trained in fp16, with every score in memory;
+    PyTorch's FSDP runs operator by operator; the rest has the fused kernels of Megatron Core.
     """
+    if row["gpu"].lower().startswith("tpu"):
+        return XLA
     if row["dtype"] == "fp16":
         return MEGATRON_2021
     sharding, notes = row.get("zero_stage_or_fsdp", "").lower(), row.get("notes", "").lower()
@@ -304,6 +308,8 @@ def _layouts(row: Row, shape: ModelShape, batch: int, assumptions: list[str]) ->
     ranks = _need(row, "n_gpus")
     dp = _int(row, "dp") or max(ranks // (tp * cp * pp), 1)
     schedule, v, stages = _schedule(row, shape, pp)
+    if pp > 1 and not row.get("schedule", "").strip() and v == 1:
+        schedule, v = _unstated_schedule(row, shape, pp, batch / dp, assumptions)
     recompute = _recompute(row, assumptions)
     base = Layout(
         dp=dp,
@@ -321,6 +327,19 @@ def _layouts(row: Row, shape: ModelShape, batch: int, assumptions: list[str]) ->
     sizes = _micro_batches(row, dp, batch, assumptions)
     for mb, mode in product(sizes, recompute):
         yield replace(base, mb=mb, recompute=mode)
+
+
+def _unstated_schedule(
+    row: Row, shape: ModelShape, pp: int, sequences: float, assumptions: list[str]
+) -> tuple[str, int]:
+    """1F1B, unless it would idle for more than half of the work: then interleaved, if it can be."""
+    m = sequences / (_int(row, "micro_batch") or 1)
+    chunks = [v for v in range(2, 9) if v * pp <= shape.layers and m % pp == 0]
+    if (pp - 1) / max(m, 1) <= MOST_BUBBLE or not chunks:
+        assumptions.append("1F1B")
+        return "1f1b", 1
+    assumptions.append(f"interleaved in {chunks[-1]} chunks, since 1F1B would idle too long")
+    return "interleaved", chunks[-1]
 
 
 def _micro_batches(row: Row, dp: int, batch: int, assumptions: list[str]) -> list[int]:
@@ -353,11 +372,11 @@ def _recompute(row: Row, assumptions: list[str]) -> list[str]:
 def _zero(row: Row) -> int:
     """ZeRO stage; a row that names none shards the optimizer unless its program could not yet."""
     text = row.get("zero_stage_or_fsdp", "").lower()
-    if "fsdp" in text or "hsdp" in text:
-        return 3
     digit = re.search(r"zero-?(\d)", text)
     if digit:
         return int(digit[1])
+    if "fsdp" in text or "hsdp" in text:
+        return 3
     return 0 if row["dtype"] == "fp16" or text == "none" else 1
 
 
