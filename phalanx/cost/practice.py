@@ -86,6 +86,14 @@ EAGER_3D = replace(
     stack=replace(MEGATRON_CORE.stack, gradient_bytes=6.0),
     keeps_gates=True,
 )
+# The performance recipes of Megatron-Bridge in FP8, which reduce gradients in 16 bits
+MEGATRON_FP8 = replace(
+    MEGATRON_CORE,
+    name="Megatron Core in FP8",
+    stack=replace(MEGATRON_CORE.stack, gradient_bytes=2.0),
+    accumulate=4.0,
+    gradient=2.0,
+)
 # PyTorch FSDP in eager mode, 2023: one operator after the other, FlashAttention of that year
 EAGER_FSDP = Practice(
     name="PyTorch FSDP",
@@ -116,6 +124,7 @@ MEGATRON_2021 = Practice(
 PRACTICES = {
     "phalanx": PHALANX,
     "megatron": MEGATRON_CORE,
+    "megatron-fp8": MEGATRON_FP8,
     "fsdp": EAGER_FSDP,
     "xla": XLA,
     "megatron-2021": MEGATRON_2021,

@@ -28,6 +28,7 @@ KEPT_BY = {
     "latent": ("query", "key", "value"),
     "experts": ("dispatched tokens", "experts: ", "expert results"),
 }
+READ_BY_PRODUCTS = ("attention input", "mlp input", "after activation", "dispatched tokens")
 SPLIT = ("zb-h1", "zb-h2")  # with one stage on the last rank
 SCORE_GRADIENTS = 2  # of the softmax and of what dropout left of it, while they are differentiated
 
@@ -51,15 +52,14 @@ def _rank(question: Question, rank: int, held: float) -> RankBytes:
     memory = rank_memory(question.shape, known, question.seq, rank, held, stack)
     classes = memory.by_class()
     dropped, one = _dropped(question, rank)
-    classes["activations"] += (
-        held * (_gates(question, rank) - dropped) / len(stages_of_rank(layout, rank))
-    )
+    more = _gates(question, rank) - _in_eight_bits(question, rank) - dropped
+    classes["activations"] += held * more / len(stages_of_rank(layout, rank))
     classes["buffers"] += _score_gradients(question) + one
     if memory.logits:
         classes["logits"] -= _logits_let_go(question, held)
     reserve = classes.pop("reserve")
-    more = sum(classes.values()) - memory.allocated
-    classes["reserve"] = reserve + stack.fragmentation * more
+    added = sum(classes.values()) - memory.allocated
+    classes["reserve"] = reserve + stack.fragmentation * added
     return RankBytes(rank, memory.moment, tuple(classes.items()), held)
 
 
@@ -122,6 +122,23 @@ def _gates(question: Question, rank: int) -> float:
         return 0.0
     blocks = sum(_kinds(question, rank).values())
     return blocks * HALF * _tokens(question) * shape.ffn / layout.tp
+
+
+def _in_eight_bits(question: Question, rank: int) -> float:
+    """Bytes that inputs of products do not take in FP8: half, where nothing else reads them.
+
+    The attention result is read by attention too, so it is kept in both formats.
+    """
+    layout, total = question.layout, 0.0
+    if layout.precision != "fp8" or layout.recompute not in ("none", "selective"):
+        return 0.0
+    for layer, count in _kinds(question, rank).items():
+        saved = block_saved(question.shape, layer, question.seq, HALF, question.practice.stack)
+        inputs = [item for item in saved if item.name.endswith(READ_BY_PRODUCTS)]
+        twice = [item for item in saved if item.name == "attention result"]
+        less = bytes_per_token(inputs, layout) / 2 - bytes_per_token(twice, layout) / 2
+        total += count * _tokens(question) * less
+    return total
 
 
 def _logits_let_go(question: Question, held: float) -> float:

@@ -24,6 +24,7 @@ from phalanx.cost.practice import (
     EAGER_FSDP,
     MEGATRON_2021,
     MEGATRON_CORE,
+    MEGATRON_FP8,
     XLA,
     Practice,
 )
@@ -164,6 +165,8 @@ def _practice(row: Row) -> Practice:
     practice = EAGER_FSDP if "fsdp" in sharding else MEGATRON_CORE
     if "fp32 gradient accumulation" in notes:
         practice = EAGER_3D
+    if row["dtype"].startswith("fp8"):
+        practice = MEGATRON_FP8
     return replace(practice, graphs="cuda graphs" in notes)
 
 
@@ -321,7 +324,7 @@ def _layouts(row: Row, shape: ModelShape, batch: int, assumptions: list[str]) ->
         v=v,
         schedule=schedule,
         stages=stages,
-        precision=row["dtype"],
+        precision=row["dtype"].partition("-")[0],
         sp=row.get("sequence_parallel", "").startswith("yes") or row["dtype"] != "fp16",
     )
     sizes = _micro_batches(row, dp, batch, assumptions)
