@@ -175,7 +175,7 @@ def by_the_book(plan: Plan) -> list[str]:
     return [
         f"{title}: {short(book.layout)}",
         f"  {show_seconds(book.step_seconds)}, MFU {show_share(book.mfu)}, "
-        f"rank {plan.found.rank(book.step_seconds):,} of {plan.found.feasible:,}; "
+        f"rank {plan.found.rank(book):,} of {plan.found.feasible:,}; "
         f"{show_signed(slower)} a step: {'; '.join(why_slower(book, best))}",
     ]
 
@@ -190,7 +190,7 @@ def show_why(plan: Plan, asked: Why, console: Console) -> None:
             console.print(
                 f"  it fits with {asked.mend.changes}: {show_seconds(mended.step_seconds)}, "
                 f"{show_bytes(mended.peak_bytes, binary=plan.binary)}, "
-                f"rank {plan.found.rank(mended.step_seconds):,}"
+                f"rank {plan.found.rank(mended):,}"
             )
         return
     found, best = asked.estimate, plan.best

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from phalanx.core.estimate import Estimate
 from phalanx.plan.finals import Contenders, Prices, Ranked, decide, rank_among
 from phalanx.plan.sweep import Request, Sweep
 
@@ -37,9 +38,10 @@ class Found:
         """How many layouts fit."""
         return len(self.seconds)
 
-    def rank(self, step_seconds: float) -> int:
-        """The place that a layout of so many seconds has among all that fit."""
-        return rank_among(self.seconds, step_seconds)
+    def rank(self, price: Estimate) -> int:
+        """The place that a layout with this price has among all that fit."""
+        shown = {ranked.estimate.layout: ranked.rank for ranked in self.ranked}
+        return shown.get(price.layout, rank_among(self.seconds, price.step_seconds))
 
 
 def search(request: Request) -> Found:

@@ -57,7 +57,7 @@ def why(found: Found, words: str, *, binary: bool = False) -> Why:
         best = search(request)
         if best.ranked:
             price = best.ranked[0].estimate
-            return Why(words, price, found.rank(price.step_seconds))
+            return Why(words, price, found.rank(price))
         return Why(words, refusal=nothing_fits(request, doublings=0, binary=binary))
     except RefusedError as refusal:
         return Why(words, refusal=str(refusal))
@@ -75,7 +75,7 @@ def _one(found: Found, words: str, *, binary: bool) -> Why:
     except RefusedError as refusal:
         return Why(words, refusal=str(refusal))
     if price.fits:
-        return Why(words, price, found.rank(price.step_seconds))
+        return Why(words, price, found.rank(price))
     return Why(words, price, 0, shortage(price, binary=binary), mend(request, layout))
 
 
