@@ -5,6 +5,7 @@ import math
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Iterator
 from dataclasses import replace
 from math import ceil, gcd
 from pathlib import Path
@@ -20,7 +21,7 @@ from phalanx.core.layout import Layout
 from phalanx.core.run import Recipe, Run
 from phalanx.core.units import parse_bytes, parse_count, show_count
 from phalanx.cost.practice import PRACTICES
-from phalanx.plan.asked import both, read_limits, sequences_per_step
+from phalanx.plan.asked import better_batch, both, read_limits, sequences_per_step
 from phalanx.plan.candidates import Limits
 from phalanx.plan.goodput import Campaign, Conditions, campaign
 from phalanx.plan.procedure import procedure
@@ -92,12 +93,23 @@ def _request(args: Namespace) -> tuple[Request, tuple[str, ...]]:
     )
     if args.trainable:
         request = replace(request, limits=both(request.limits, _trainable(request)))
-    if batch * args.seq == tokens:
-        return request, ()
-    return request, (
-        f"{args.tokens} tokens are {tokens / args.seq:,.4g} sequences of {args.seq:,}; "
-        f"planned for {batch:,} sequences, {show_count(batch * args.seq)} tokens",
-    )
+    return request, tuple(_notes(args, request, tokens))
+
+
+def _notes(args: Namespace, request: Request, tokens: float) -> Iterator[str]:
+    """How the tokens became a batch, and whether the devices can share it."""
+    batch, devices = request.batch, request.cluster.count
+    if request.tokens != tokens:
+        yield (
+            f"{args.tokens} tokens are {tokens / args.seq:,.4g} sequences of {args.seq:,}; "
+            f"planned for {batch:,} sequences, {show_count(request.tokens)} tokens"
+        )
+    better = better_batch(batch, devices)
+    if better != batch:
+        yield (
+            f"{batch:,} sequences share no divisor above {gcd(batch, devices):,} with "
+            f"{devices:,} devices; {better:,} sequences are --tokens {better * args.seq}"
+        )
 
 
 def _cluster(args: Namespace) -> Cluster:

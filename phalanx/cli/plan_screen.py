@@ -234,6 +234,6 @@ def training(plan: Plan, whole: Campaign) -> list[str]:
         f"{whole.training_seconds / DAY:,.3g} days of training in {days:,.3g} days "
         f"({show_share(whole.share)}), {show_count(whole.device_hours)} device-hours{price}",
         f"  between {low:,.3g} and {high:,.3g} days, if the step is as uncertain as on published "
-        f"runs (80 %); about {whole.failures:,.0f} failures",
+        f"runs (80 %); {whole.failures:,.3g} failures on average",
         *(f"  assumed: {line}" for line in whole.assumptions()),
     ]

@@ -99,11 +99,17 @@ def nothing_fits(request: Request, *, doublings: int = DOUBLINGS, binary: bool =
     least = sweep.smallest()
     limits = show_limits(request.limits)
     allowed = f" with {limits}" if limits else ""
+    if not sweep.considered:
+        return (
+            f"no layout of {request.cluster.count:,} devices has {limits}: the degrees together "
+            f"must divide {request.cluster.count:,}, and dp x mb the {request.batch:,} sequences "
+            "of a step"
+        )
     if least is None:
         counts = ", ".join(f"{reason} ({n:,})" for reason, n in sweep.refused.items() if n)
         return (
             f"none of {sweep.considered:,} layouts of {request.cluster.count} devices{allowed} "
-            f"suits {request.shape.name}: {counts or 'dp x mb must divide the batch'}"
+            f"suits {request.shape.name}: {counts}"
         )
     short = show_bytes(least.bytes - request.capacity, binary=binary)
     need, have = (show_bytes(size, binary=binary) for size in (least.bytes, request.capacity))

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.core.errors import UsageError
-from phalanx.plan.asked import both, read_limits, sequences_per_step, show_limits
+from phalanx.plan.asked import better_batch, both, read_limits, sequences_per_step, show_limits
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,16 @@ def test_tokens_are_rounded_to_sequences_that_devices_can_share(
     tokens: float, seq: int, devices: int, batch: int
 ):
     assert sequences_per_step(tokens, seq, devices) == batch
+
+
+@pytest.mark.parametrize(
+    ("batch", "devices", "better"),
+    [(31250, 2**20, 32768), (2048, 16384, 2048), (3, 8, 3), (1000, 1024, 1024), (120, 8, 120)],
+)
+def test_a_batch_that_few_devices_can_share_has_a_better_one_near(
+    batch: int, devices: int, better: int
+):
+    assert better_batch(batch, devices) == better
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**4), st.integers(1, 4096))
