@@ -75,7 +75,8 @@ class Part:
 # depth: filling and draining a tile takes a time, so it grows with the peak of one core: about
 #   1e-10 s x peak / cores.
 # memory: 0.75 to 0.9 in stream benchmarks. domain: busbw of nccl-tests over the data sheet, 230/300
-#   on A100 and 370/450 on H100. network: 0.7 to 0.9 of the NIC.
+#   on A100 and 370/450 on H100. network: 0.7 to 0.9 of the NIC;
+#   on hosts with 8 links of 400 Gb/s nccl-tests show 340 to 380 of 400 GB/s.
 # interference: NCCL takes 10 to 20 % of the cores. launch: a few microseconds in CUDA, tens of them
 #   for an operator of an eager framework with its autograd.
 # jitter: 0.2 to 0.8 % per doubling, the slope of weak scaling in published tables.
@@ -108,8 +109,8 @@ PARTS = {
         accelerators=("h100-sxm", "h100-sxm-96gb", "h100-pcie", "h200-sxm", "h800-sxm"),
         cores=132,
         priors={**COMMON, "product": Prior(0.70, 0.12), "depth": Prior(750, 0.4)},
-        fixed={"attention": 0.42, "assumed_peak": 912e12},
-        borrowed=("network", "jitter"),
+        fixed={"attention": 0.42, "assumed_peak": 912e12, "network": 0.85},
+        borrowed=("jitter",),
     ),
     "b200": Part(
         gpu="B200",
@@ -122,8 +123,8 @@ PARTS = {
             "product": Prior(0.70, 0.12),
             "depth": Prior(1500, 0.4),
         },
-        fixed={"attention": 0.42},
-        borrowed=("network", "jitter", "interference", "attention_first"),
+        fixed={"attention": 0.42, "network": 0.85},
+        borrowed=("jitter", "interference", "attention_first"),
     ),
 }
 ASSUMED_SPREAD = 0.25  # for parts that no row used

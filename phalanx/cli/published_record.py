@@ -46,6 +46,7 @@ def _record(prediction: Prediction) -> dict[str, Any]:
     return {
         "id": prediction.id,
         "predicted_step_seconds": prediction.seconds,
+        "predicted_step_seconds_80_percent": prediction.interval,
         "published_step_seconds": prediction.published_seconds,
         "time_error": prediction.time_error,
         "baseline_step_seconds": prediction.baseline_seconds,

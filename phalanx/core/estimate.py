@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from phalanx.core.layout import Layout
 
+SIGMAS_OF_80_PERCENT = 1.28  # standard deviations on each side that hold 80 %
+
 
 @dataclass(frozen=True)
 class Term:
@@ -157,7 +159,7 @@ class Estimate:
         """Whether the worst rank fits into its device."""
         return self.peak_bytes <= self.capacity
 
-    def between(self, sigmas: float = 1.28) -> tuple[float, float]:
-        """Seconds between which the step should lie; 1.28 sigmas on each side hold 80 %."""
+    def between(self, sigmas: float = SIGMAS_OF_80_PERCENT) -> tuple[float, float]:
+        """Seconds between which the step should lie, so many sigmas on each side."""
         factor = math.exp(sigmas * self.spread)
         return self.step_seconds / factor, self.step_seconds * factor

@@ -3,12 +3,13 @@
 Nothing here looks at a row's id, source or measured value before its prediction is made.
 """
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from phalanx.core.errors import RefusedError, UsageError
-from phalanx.core.estimate import Estimate
+from phalanx.core.estimate import SIGMAS_OF_80_PERCENT, Estimate
 from phalanx.core.layout import RECOMPUTE
 from phalanx.cost.flops import flops_per_token, recompute_flops_per_token
 from phalanx.plan.estimate import answer
@@ -54,6 +55,14 @@ class Prediction:
     spread: float = 0.0
     layout: str = ""
     assumptions: tuple[str, ...] = ()
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Seconds between which the step should lie in 80 % of all cases, by the residuals."""
+        if self.seconds is None:
+            return None
+        factor = math.exp(SIGMAS_OF_80_PERCENT * self.spread)
+        return self.seconds / factor, self.seconds * factor
 
     @property
     def time_error(self) -> float | None:

@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from phalanx.core.estimate import SIGMAS_OF_80_PERCENT
 from phalanx.plan.published import Prediction
 
 FEWEST_TO_RANK = 5
-ONE_IN_TEN = 1.28  # standard deviations that hold 80 %
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def _is_within(prediction: Prediction) -> bool | None:
     error = prediction.time_error
     if error is None:
         return None
-    return abs(math.log1p(error)) <= ONE_IN_TEN * prediction.spread
+    return abs(math.log1p(error)) <= SIGMAS_OF_80_PERCENT * prediction.spread
 
 
 def _is_under(prediction: Prediction) -> bool | None:
