@@ -15,6 +15,8 @@ EAGER_ADAMW = 4 + 8 + 2 + 8 * 12
 # Share by which what PyTorch's allocator reserves lies over what is allocated: 40 GB beside 36.6
 # in Megatron-Bridge's page on activation recomputation.
 RESERVED_TOO_MUCH = 0.09
+# In eager programs, whose streams keep their blocks apart: an assumption.
+RESERVED_BY_STREAMS = 0.15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +85,7 @@ MEGATRON_CORE = Practice(
 EAGER_3D = replace(
     MEGATRON_CORE,
     name="eager 3D",
-    stack=replace(MEGATRON_CORE.stack, gradient_bytes=6.0),
+    stack=replace(MEGATRON_CORE.stack, gradient_bytes=6.0, fragmentation=RESERVED_BY_STREAMS),
     keeps_gates=True,
 )
 # The performance recipes of Megatron-Bridge in FP8, which reduce gradients in 16 bits
@@ -97,7 +99,7 @@ MEGATRON_FP8 = replace(
 # PyTorch FSDP in eager mode, 2023: one operator after the other, FlashAttention of that year
 EAGER_FSDP = Practice(
     name="PyTorch FSDP",
-    stack=EAGER,
+    stack=replace(EAGER, fragmentation=RESERVED_BY_STREAMS),
     fused_passes=False,
     stops_early=True,
     first_attention=True,
@@ -108,7 +110,7 @@ XLA = replace(MEGATRON_CORE, name="XLA", stack=MEGATRON, graphs=True)
 # Megatron-LM until 2022: scores in memory, dropout, one all-reduce of 16-bit gradients at the end
 MEGATRON_2021 = Practice(
     name="Megatron-LM 2021",
-    stack=PAPER,
+    stack=replace(PAPER, fragmentation=0.05),
     fused_attention=False,
     dropout=True,
     hides_gradients=False,

@@ -9,7 +9,7 @@ from phalanx.cost.wires import Group, links, seconds
 CLUSTER = load.cluster("h100x64")
 RATES = sustained("h100-sxm")
 NEAR, FAR = 450e9 * RATES.domain, 50e9 * RATES.network
-LARGE = 1e10
+LARGE = 1e11
 
 
 def on(size, stride=1, cluster=CLUSTER):
