@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.catalog import load
 from phalanx.catalog.sustained import sustained
+from phalanx.core.cluster import Link
 from phalanx.cost.wires import Group, links, seconds
 
 CLUSTER = load.cluster("h100x64")
@@ -22,10 +25,14 @@ def test_a_group_in_one_host_uses_the_fast_links():
     assert seconds("all_reduce", LARGE, on(8)) == pytest.approx(7 / 4 * LARGE / NEAR, rel=0.01)
 
 
-def test_a_ring_over_hosts_leaves_each_through_the_links_of_all_its_ranks():
-    assert seconds("all_gather", LARGE, on(64)) == pytest.approx(
-        63 / 64 * LARGE / (8 * FAR), rel=0.01
-    )
+def test_a_ring_over_hosts_takes_the_slower_of_two_clocks():
+    """Inside a host, and between hosts over the links of all eight ranks."""
+    slower = min(NEAR, 8 * FAR)
+    assert seconds("all_gather", LARGE, on(64)) == pytest.approx(63 / 64 * LARGE / slower, rel=0.01)
+    half = Link(name="half", bandwidth=25e9, sustained=25e9, latency=1e-5)
+    cluster = replace(CLUSTER, accelerator=replace(CLUSTER.accelerator, network=half))
+    longer = seconds("all_gather", LARGE, on(64, cluster=cluster))
+    assert longer == pytest.approx(63 / 64 * LARGE / (4 * FAR), rel=0.01)
 
 
 def test_ranks_one_to_a_host_have_one_link_each():
