@@ -10,14 +10,16 @@ from phalanx.verify.mutations import mutations_of
 from phalanx.verify.oracle import Tamper, compare, reference_job
 from phalanx.verify.pool import RankPool
 
+SMALL = {"model": {"layers": 2}, "recipe": {"seq": 16}}
+
 MESSAGES = [
-    Question("tp=2 mb=4", ("gpt",)),
-    Question("tp=2 sp=off mb=4", ("odd", "smoothing")),
-    Question("dp=2 zero=0 mb=2", ("sgd",)),
-    Question("dp=2 zero=1 mb=4"),
-    Question("dp=4 shard=2 zero=2 mb=2", ("max-norm",)),
-    Question("dp=2 zero=3 mb=2", ("tied",)),
-    Question("pp=2 mb=2", ("tied",)),
+    Question("tp=2 mb=4", ("gpt",), tables=SMALL),
+    Question("tp=2 sp=off mb=4", ("odd", "smoothing"), tables=SMALL),
+    Question("dp=2 zero=0 mb=2", ("sgd",), tables=SMALL),
+    Question("dp=2 zero=1 mb=4", tables=SMALL),
+    Question("dp=4 shard=2 zero=2", ("max-norm",), tables=SMALL),
+    Question("dp=2 zero=3 mb=2", ("tied",), tables=SMALL),
+    Question("pp=2 mb=2", ("tied",), tables=SMALL),
     Question("pp=2 schedule=interleaved v=2 mb=4", ("no-clip",)),
 ]
 
