@@ -11,8 +11,10 @@ from phalanx.core.estimate import Estimate, RankBytes, Term
 from phalanx.core.units import show_bytes, show_count, show_seconds, show_share
 from phalanx.plan.sweep import Request
 
-FALL = 44  # cells of the waterfall
-BAR = 44  # cells of a bar of memory
+MOST_CELLS, LEAST_CELLS = 44, 12  # of a bar
+BESIDE_FALL = 66  # columns of text in a row of the waterfall
+BESIDE_BAR = 62  # columns of text beside a bar of memory
+WIDE = 96  # columns that the table of messages needs to be complete
 SHOWN_RANKS = 6
 SMALL = 0.0005  # share of a step that is not worth a row
 
@@ -20,18 +22,23 @@ SMALL = 0.0005  # share of a step that is not worth a row
 def show(request: Request, found: Estimate) -> None:
     """Print all of an estimate."""
     console = open_console()
+    colour, width = in_colour(console), console.width
     for line in heading(request, found):
         console.print(line)
     console.print("\nseconds, from what the peak allows to what is expected")
-    console.print(waterfall(found, colour=in_colour(console)))
+    console.print(waterfall(found, _cells(width - BESIDE_FALL), colour=colour))
     console.print(f"\nbytes of a device of {show_bytes(found.capacity)}")
-    console.print(memory(found, colour=in_colour(console)))
-    console.print(legend(colour=in_colour(console)))
+    console.print(memory(found, _cells(width - BESIDE_BAR), colour=colour))
+    console.print(legend(colour=colour))
     if found.messages:
         console.print("\nmessages of the rank that sets the pace, in one step")
-        console.print(messages(found))
+        console.print(messages(found, complete=width >= WIDE))
     for note in found.notes:
         console.print(f"note: {note}")
+
+
+def _cells(room: int) -> int:
+    return max(LEAST_CELLS, min(MOST_CELLS, room))
 
 
 def heading(request: Request, found: Estimate) -> Iterator[str]:
@@ -75,7 +82,7 @@ def leaves(step: Term) -> list[tuple[str, Term]]:
     return sorted(named, key=lambda pair: not pair[0].endswith("at the peak"))
 
 
-def waterfall(found: Estimate, *, colour: bool) -> Table:
+def waterfall(found: Estimate, cells: int, *, colour: bool) -> Table:
     """One row for each part, beginning where the one before ended; the last is the whole step."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name, justify in (("", "left"), ("", "left"), ("seconds", "right"), ("share", "right")):
@@ -88,19 +95,19 @@ def waterfall(found: Estimate, *, colour: bool) -> Table:
             style = ("green" if ideal else "yellow") if colour else ""
             table.add_row(
                 name,
-                _bar(begun / whole, (begun + leaf.seconds) / whole, style),
+                _bar(cells * begun / whole, cells * (begun + leaf.seconds) / whole, style),
                 show_seconds(leaf.seconds),
                 show_share(leaf.seconds / whole),
                 "" if math.isnan(leaf.worth) else show_seconds(leaf.worth),
             )
         begun += leaf.seconds
     bold = "bold" if colour else ""
-    table.add_row("step", _bar(0.0, 1.0, bold), show_seconds(whole), show_share(1.0), "")
+    table.add_row("step", _bar(0, cells, bold), show_seconds(whole), show_share(1.0), "")
     return table
 
 
 def _bar(first: float, last: float, style: str) -> Text:
-    start, stop = round(FALL * first), round(FALL * last)
+    start, stop = round(first), round(last)
     text = Text(" " * start)
     text.append("█" * (stop - start) or "▏", style=style)
     return text
@@ -114,17 +121,17 @@ def shown_ranks(found: Estimate) -> list[RankBytes]:
     return [rank for rank in found.ranks if rank.stage in chosen]
 
 
-def memory(found: Estimate, *, colour: bool) -> Table:
+def memory(found: Estimate, cells: int, *, colour: bool) -> Table:
     """A stacked bar for each pipeline rank, against the capacity at its right end."""
     table = Table(box=None, pad_edge=False, show_header=False)
     for _ in range(4):
         table.add_column(no_wrap=True)
-    most = max(found.capacity, found.peak_bytes)
+    scale = cells / max(found.capacity, found.peak_bytes)
     for rank in shown_ranks(found):
         worst = rank.stage == found.worst_rank.stage and len(found.ranks) > 1
         table.add_row(
             f"rank {rank.stage}",
-            stacked(rank, found.capacity, most, colour=colour),
+            stacked(rank, found.capacity, scale, colour=colour),
             show_bytes(rank.total),
             f"at its {rank.moment}, {rank.in_flight:g} in flight"
             + (", the worst" if worst else ""),
@@ -132,33 +139,33 @@ def memory(found: Estimate, *, colour: bool) -> Table:
     return table
 
 
-def stacked(rank: RankBytes, capacity: float, most: float, *, colour: bool) -> Text:
+def stacked(rank: RankBytes, capacity: float, scale: float, *, colour: bool) -> Text:
     """Class after class, and a mark where the device ends."""
     bar, total, drawn = Text(), 0.0, 0
     for name, size in rank.by_class:
         letter, style = CLASSES[name]
         total += size
-        until = max(round(BAR * total / most), drawn)
+        until = max(round(scale * total), drawn)
         bar.append(("█" if colour else letter) * (until - drawn), style if colour else "")
         drawn = until
-    end = round(BAR * capacity / most)
+    end = round(scale * capacity)
     if drawn <= end:
         bar.append("." * (end - drawn) + "|", "bright_black" if colour else "")
         return bar
     return Text.assemble(bar[:end], ("|", "bold red" if colour else ""), bar[end:])
 
 
-def messages(found: Estimate) -> Table:
-    """One row for each kind of message."""
+def messages(found: Estimate, *, complete: bool) -> Table:
+    """One row for each kind of message; on a narrow screen without the name of the operation."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("axis", "collective", "of"):
+    for name in ("axis", "collective", "of") if complete else ("axis", "of"):
         table.add_column(name, no_wrap=True)
     for name in ("ranks", "bytes", "times", "seconds", "exposed"):
         table.add_column(name, justify="right", no_wrap=True)
     for message in found.messages:
         table.add_row(
             message.axis,
-            message.collective.replace("_", "-"),
+            *([message.collective.replace("_", "-")] if complete else []),
             message.purpose,
             str(message.ranks),
             show_bytes(message.bytes),

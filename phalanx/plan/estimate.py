@@ -157,7 +157,7 @@ def _messages(question: Question, inside: Pipeline) -> Iterator[Message]:
         yield Message(
             "pipeline",
             "send",
-            "activations and their gradients",
+            "activations, gradients",
             hop_bytes(question),
             times,
             times * hop_seconds(question),
