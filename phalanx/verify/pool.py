@@ -1,5 +1,6 @@
 """Rank processes that are started once and run many small jobs, since importing torch is slow."""
 
+import gc
 import multiprocessing
 import signal
 import tempfile
@@ -124,6 +125,7 @@ def _serve(pipe: Connection) -> None:
     from phalanx.verify.job import run_job
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.freeze()  # what is imported stays: collections after each job need not look at it again
     while True:
         try:
             job, arguments, rank, ranks, store = pipe.recv()
