@@ -107,7 +107,8 @@ def _book(plan: Plan) -> dict[str, Any]:
     if isinstance(plan.book, str):
         return {"refused": plan.book}
     slower = {d.name: d.seconds for d in differences(plan.book, plan.best)}
-    rank = plan.found.rank(plan.book)
+    near = plan.book.step_seconds <= plan.found.bar
+    rank = plan.found.rank(plan.book) if near else None
     return {"rank": rank, **record(plan.book, plan.best), "differences": slower}
 
 

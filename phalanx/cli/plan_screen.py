@@ -12,6 +12,7 @@ from phalanx.core.layout import Layout
 from phalanx.core.units import show_bytes, show_count, show_seconds, show_share
 from phalanx.plan.explain import differences, show_signed, why_slower
 from phalanx.plan.goodput import DAY, Campaign
+from phalanx.plan.search import Found
 from phalanx.plan.why import Why
 
 # Classes of memory in the order of the bar: letter where there are no colours, and colour.
@@ -175,9 +176,16 @@ def by_the_book(plan: Plan) -> list[str]:
     return [
         f"{title}: {short(book.layout)}",
         f"  {show_seconds(book.step_seconds)}, MFU {show_share(book.mfu)}, "
-        f"rank {plan.found.rank(book):,} of {plan.found.feasible:,}; "
+        f"{_place(plan.found, book)} of {plan.found.feasible:,}; "
         f"{show_signed(slower)} a step: {'; '.join(why_slower(book, best))}",
     ]
+
+
+def _place(found: Found, price: Estimate) -> str:
+    """The rank of a layout, if it is among those that were priced."""
+    if price.step_seconds <= found.bar:
+        return f"rank {found.rank(price):,}"
+    return f"behind the fastest {len(found.seconds):,}"
 
 
 def show_why(plan: Plan, asked: Why, console: Console) -> None:
@@ -190,7 +198,7 @@ def show_why(plan: Plan, asked: Why, console: Console) -> None:
             console.print(
                 f"  it fits with {asked.mend.changes}: {show_seconds(mended.step_seconds)}, "
                 f"{show_bytes(mended.peak_bytes, binary=plan.binary)}, "
-                f"rank {plan.found.rank(mended):,}"
+                f"{_place(plan.found, mended)}"
             )
         return
     found, best = asked.estimate, plan.best

@@ -143,7 +143,8 @@ class Ledger:
     def count(self, rows: Rows, held: Held) -> tuple[RankBytes, ...]:
         """Count what does not depend on the ZeRO stage, for every kind of pipeline rank."""
         keeps = self.kept(rows)
-        return tuple(self._rank(rows, kind, held, keeps) for kind in range(self.kinds.kinds))
+        kinds = self.kinds.kinds(rows.variant)
+        return tuple(self._rank(rows, kind, held, keeps) for kind in range(kinds))
 
     def _rank(self, rows: Rows, kind: int, held: Held, keeps: Kept) -> RankBytes:
         dense, routed, last = self.kinds.of(rows.variant, kind)

@@ -244,6 +244,7 @@ class Ranks:
         stages: how many stages a rank holds, of shape (variants,).
         copies: how often the ranks together hold the model, of shape (variants,).
         first_dense, first_routed: blocks of the first stage, of shape (variants,).
+        number: of kinds, of shape (variants,); what stands behind them is rank 0 again.
     """
 
     dense: Integers
@@ -254,11 +255,11 @@ class Ranks:
     copies: Integers
     first_dense: Integers
     first_routed: Integers
+    number: Integers
 
-    @property
-    def kinds(self) -> int:
-        """How many kinds of rank there are at the most."""
-        return int(self.dense.shape[1])
+    def kinds(self, variant: Integers) -> int:
+        """How many kinds of rank these variants have at the most."""
+        return int(self.number[variant].max(initial=0))
 
     def of(self, variant: Integers, kind: int) -> tuple[Integers, Integers, Integers]:
         """Blocks without and with experts of one kind of rank, and whether it has the loss."""
@@ -286,7 +287,8 @@ def ranks_of(shape: ModelShape, variants: Sequence[Variant]) -> Ranks:
     stages = np.array([len(stages_of_rank(each, 0)) for each in layouts], dtype=np.int64)
     copies = stages // np.array([each.v for each in layouts], dtype=np.int64)
     dense, routed, place, last = np.moveaxis(table, 2, 0)
-    return Ranks(dense, routed, place, last, stages, copies, first_dense, first_routed)
+    number = np.array([len(ranks) for ranks in found], dtype=np.int64)
+    return Ranks(dense, routed, place, last, stages, copies, first_dense, first_routed, number)
 
 
 def _ranks(shape: ModelShape, variant: Variant) -> list[_Rank]:
@@ -302,7 +304,18 @@ def _ranks(shape: ModelShape, variant: Variant) -> list[_Rank]:
         ranks.append(_Rank(plain, blocks - plain, place, int(layout.num_stages - 1 in stages)))
     between = ranks[1:-1] if variant.schedule == "zb-v" else ranks[-2:0:-1]
     unlike = {(rank.dense, rank.routed): rank for rank in between}  # the last of its kind stays
-    return [ranks[0], ranks[-1], *unlike.values()]
+    ahead = -1 if variant.schedule == "zb-v" else 1
+    return [ranks[0], ranks[-1], *_largest(list(unlike.values()), ahead)]
+
+
+def _largest(ranks: list[_Rank], ahead: int) -> list[_Rank]:
+    """Without those that another one exceeds in all that it holds; earlier places hold more."""
+
+    def exceeds(one: _Rank, other: _Rank) -> bool:
+        more = one.dense >= other.dense and one.routed >= other.routed
+        return more and ahead * one.place <= ahead * other.place and one != other
+
+    return [rank for rank in ranks if not any(exceeds(other, rank) for other in ranks)]
 
 
 def _first_stage(shape: ModelShape, variant: Variant) -> tuple[int, int]:

@@ -70,6 +70,12 @@ class Steps:
         return groups_of(sharding.shards * rows.cp, stride)
 
 
+def least_seconds(steps: Steps) -> Floats:
+    """Seconds of the pipeline alone, which no ZeRO stage makes faster, of shape (rows,)."""
+    seconds: Floats = pipeline_seconds(steps, steps.units)[:, 0]
+    return seconds
+
+
 def step_seconds(steps: Steps, sharding: Sharding) -> Floats:
     """Seconds of one optimizer step, of shape (rows, shards)."""
     question = steps.question
@@ -88,20 +94,21 @@ def with_weights(steps: Steps, sharding: Sharding, halves: Collectives) -> Units
     """Add what ZeRO-2 and 3 gather and reduce around every unit and cannot hide."""
     units, held = steps.units, steps.held
 
-    def add(unit: Seconds, params: Floats) -> Seconds:
+    def add(unit: Seconds, params: Floats, *, again: bool) -> Seconds:
         """Weights before each use, gradients after the backward; see `stages`."""
         gather = halves.seconds(params * HALF) if sharding.zero == 3 else np.zeros(1)
         reduce = halves.seconds(params * steps.question.practice.gradient)
         forward = exposed(steps.question, gather, unit.F)
-        backward = exposed(steps.question, gather + reduce, unit.I + unit.W)
+        late = gather + reduce if again else reduce
+        backward = exposed(steps.question, late, unit.I + unit.W)
         return Seconds(unit.F + forward, unit.I + backward, unit.W)
 
     routed = held.routed + held.experts
     return Units(
-        dense=add(units.dense, held.dense),
-        routed=add(units.routed, routed) if routed.any() else units.routed,
-        embedding=add(units.embedding, held.embedding),
-        head=add(units.head, held.head),
+        dense=add(units.dense, held.dense, again=True),
+        routed=add(units.routed, routed, again=True) if routed.any() else units.routed,
+        embedding=add(units.embedding, held.embedding, again=False),
+        head=add(units.head, held.head, again=True),
     )
 
 
@@ -134,7 +141,7 @@ def _worst_rank(steps: Steps, units: Units) -> Floats:
     kinds, variant = steps.ledger.kinds, steps.rows.variant
     blocks, routed, head = units.dense.total, units.routed.total, units.head.total
     seconds = []
-    for kind in range(2 if not kinds.routed.any() else kinds.kinds):
+    for kind in range(2 if not kinds.routed.any() else kinds.kinds(variant)):
         dense, experts, last = kinds.of(variant, kind)
         here = dense * blocks + last * head
         if kinds.routed.any():
@@ -162,12 +169,15 @@ def data_seconds(steps: Steps, units: Units, sharding: Sharding, halves: Collect
     if zero == 0:
         within = Collectives("all_reduce", steps.data_groups(sharding), steps.fabric)
     reduce = within.seconds(params * practice.gradient)
-    gather = halves.seconds(params * HALF) if zero in (1, 3) else np.zeros(1)
+    gather = halves.seconds(params * HALF) if zero else np.zeros(1)
     behind = one.I + one.W
     if zero >= 2:
-        shown = (reduce + gather) / count
+        shown = reduce / count
     else:
         shown = _shown(steps, reduce, (behind, count), hides=practice.hides_gradients)
+    if zero == 3:
+        shown = shown + gather / count
+    else:
         shown = shown + _shown(steps, gather, (one.F, count), hides=practice.hides_weights)
     if zero == 0 or not (sharding.shards < steps.rows.dp).any():
         return shown

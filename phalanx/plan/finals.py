@@ -26,7 +26,7 @@ EQUAL = 1e-6  # prices in 32 bits that differ by less are the same
 
 
 class Prices(NamedTuple):
-    """Every layout that fits, by the closed formulas.
+    """Layouts that fit, by the closed formulas.
 
     Attributes:
         seconds: of a step.
@@ -79,7 +79,7 @@ class Contenders:
     def __init__(self, where: Space) -> None:
         self._where = where
         self._best: dict[tuple[int, ...], Contender] = {}
-        self._least = np.inf
+        self._least = float("inf")
 
     def add(self, rows: Rows, sharding: Sharding, seconds: Floats) -> None:
         """Look at a block of rows.
@@ -92,7 +92,7 @@ class Contenders:
         shard = seconds.argmin(axis=1)
         best = seconds[np.arange(len(rows)), shard]
         self._least = min(self._least, float(best.min()))
-        close = np.flatnonzero(best < CLOSE * self._least)
+        close = np.flatnonzero(best < self.bar)
         if not len(close):
             return
         some = rows.take(close)
@@ -105,9 +105,14 @@ class Contenders:
                 layout = self._where.layout(rows, row, sharding.zero, size)
                 self._best[at] = Contender(float(best[row]), at[-1], layout)
 
+    @property
+    def bar(self) -> float:
+        """Seconds above which a layout is no contender."""
+        return CLOSE * self._least
+
     def fastest(self) -> list[Contender]:
         """Those that are still close to the best, fastest first."""
-        close = [c for c in self._best.values() if c.seconds < CLOSE * self._least]
+        close = [c for c in self._best.values() if c.seconds < self.bar]
         return sorted(close, key=_order)
 
 

@@ -16,7 +16,9 @@ from phalanx.core.model import ModelShape
 from phalanx.cost.activations import checkpointed_bytes
 from phalanx.cost.bubbles import bubble
 from phalanx.cost.state import MIXED_ADAM, sharded
-from phalanx.plan.estimate import estimate
+from phalanx.plan.bytes import rank_bytes
+from phalanx.plan.estimate import answer
+from phalanx.plan.question import Question, ask
 from phalanx.plan.sweep import Request
 
 FEW_PERCENT = 0.05  # a bubble that needs no more micro-batches
@@ -37,21 +39,18 @@ def procedure(request: Request) -> Estimate:
         RefusedError: no pipeline depth fits.
     """
     tp = _tensor(request)
-    found = next(
-        (
-            priced
-            for pp in divisors(request.cluster.count // tp)
-            for mode in RECOMPUTE
-            if (priced := _try(request, _layout(request, tp, pp, mode))) is not None
-        ),
-        None,
+    layouts = (
+        _layout(request, tp, pp, mode)
+        for pp in divisors(request.cluster.count // tp)
+        for mode in RECOMPUTE
     )
-    if found is None:
+    layout = next((layout for layout in layouts if _fits(request, layout)), None)
+    if layout is None:
         raise RefusedError(
             f"with tp={tp}, no pipeline depth makes {request.shape.name} fit into "
             f"{request.cluster.name} under ZeRO-1; the search also looks at ZeRO-3"
         )
-    return _larger_micro_batches(request, found)
+    return answer(_ask(request, _with_larger_micro_batches(request, layout)))
 
 
 def _tensor(request: Request) -> int:
@@ -66,25 +65,27 @@ def _layout(request: Request, tp: int, pp: int, recompute: str) -> Layout:
     return Layout(dp=dp, pp=pp, tp=tp, recompute=recompute, precision=request.precision)
 
 
-def _try(request: Request, layout: Layout) -> Estimate | None:
-    """The price, if it can be cut so and fits."""
-    shape, cluster, seq, batch = request.shape, request.cluster, request.seq, request.batch
+def _ask(request: Request, layout: Layout) -> Question:
+    shape, cluster, practice = request.shape, request.cluster, request.practice
+    return ask(shape, cluster, layout, request.seq, request.batch, practice)
+
+
+def _fits(request: Request, layout: Layout) -> bool:
     try:
-        found = estimate(shape, cluster, layout, seq, batch, request.practice)
+        question = _ask(request, layout)
     except RefusedError:
-        return None
-    return found if found.fits else None
+        return False
+    return max(rank.total for rank in rank_bytes(question)) <= request.capacity
 
 
-def _larger_micro_batches(request: Request, found: Estimate) -> Estimate:
-    layout = found.layout
+def _with_larger_micro_batches(request: Request, layout: Layout) -> Layout:
     for mb in reversed(divisors(request.batch // layout.dp)):
         m = request.batch // (layout.dp * mb)
-        if mb > 1 and bubble("1f1b", layout.pp, m).idle_fraction <= FEW_PERCENT:
-            larger = _try(request, replace(layout, mb=mb))
-            if larger is not None:
-                return larger
-    return found
+        if mb == 1 or bubble("1f1b", layout.pp, m).idle_fraction > FEW_PERCENT:
+            continue
+        if _fits(request, larger := replace(layout, mb=mb)):
+            return larger
+    return layout
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Goes through every layout of a search: counts what is refused, prices the rest."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -13,7 +14,7 @@ from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.cost.practice import PHALANX, Practice
 from phalanx.plan.bulk_memory import Held, Ledger, RankBytes
-from phalanx.plan.bulk_time import Steps, step_seconds
+from phalanx.plan.bulk_time import Steps, least_seconds, step_seconds
 from phalanx.plan.bulk_units import UnitTables
 from phalanx.plan.candidates import (
     MEMORY,
@@ -102,7 +103,14 @@ class _Sized(NamedTuple):
 
 
 class Sweep:
-    """All layouts of a request; `refused` and `considered` are complete at the end of `priced`.
+    """All layouts of a request.
+
+    Attributes:
+        considered: layouts that divide; complete, as all counts are, at the end of `priced`.
+        refused: how many of them are refused, by reason.
+        feasible: how many fit.
+        bar: seconds; whoever takes blocks may lower it, and what cannot be faster is counted from
+            then on, but not priced.
 
     Raises:
         RefusedError: a limit leaves nothing that divides, or the devices lack the number format.
@@ -122,7 +130,8 @@ class Sweep:
         tokens = whole.mb * (seq // whole.cp)
         self.units = UnitTables(self.where, self.question, tokens)
         self.refused: Counter[str] = Counter()
-        self.considered = 0
+        self.considered = self.feasible = 0
+        self.bar = math.inf
 
     def priced(self) -> Iterator[Block]:
         """Price what fits."""
@@ -132,8 +141,9 @@ class Sweep:
                 continue
             units = self.units.price(few.rows)
             steps = Steps(self.question, self.ledger, few.rows.tall, units, few.held, few.ranks)
+            least = least_seconds(steps)
             for sharding in options:
-                yield from self._priced(steps, sharding)
+                yield from self._priced(steps, sharding, least)
 
     def price_one(self, layout: Layout) -> float:
         """Seconds of one layout by the closed formulas, whether it fits or not."""
@@ -164,7 +174,7 @@ class Sweep:
         weights = more.weights(rows)
         self.considered = int(weights.sum())
         rows = self._sieve(rows, weights, refuse_degrees(self.where, rows))
-        for dp in np.unique(rows.dp).tolist():
+        for dp in _from_the_middle(np.unique(rows.dp).tolist()):
             options = shardings(dp, self.where.limits)
             if not options:
                 continue
@@ -203,12 +213,19 @@ class Sweep:
         self.refused[MEMORY] += weight * (len(least) - len(fits))
         return sized if len(fits) == len(least) else sized.take(fits)
 
-    def _priced(self, steps: Steps, sharding: Sharding) -> Iterator[Block]:
+    def _priced(self, steps: Steps, sharding: Sharding, least: Floats) -> Iterator[Block]:
         peaks = self.ledger.worst(steps.rows, steps.ranks, sharding)
         fits: Booleans = peaks <= self.request.capacity
+        self.feasible += int(fits.sum())
         self.refused[MEMORY] += int(fits.size - fits.sum())
-        rows = np.flatnonzero(fits.any(axis=1))
+        rows = np.flatnonzero(fits.any(axis=1) & (least < self.bar))
         if len(rows) < len(fits):
             steps, fits = steps.take(rows), fits[rows]
         if len(rows):
             yield Block(steps.rows.flat, sharding, step_seconds(steps, sharding), fits)
+
+
+def _from_the_middle(values: list[int]) -> list[int]:
+    """The middle of ascending values first: a good layout is found soon, and many need no price."""
+    places = range(len(values))
+    return [values[place] for place in sorted(places, key=lambda i: abs(2 * i - len(values)))]
