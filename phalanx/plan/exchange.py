@@ -44,15 +44,20 @@ def exchange(question: Question, cover: Cover) -> Exchange:
 
 
 def _unit_by_unit(question: Question, cover: Cover) -> Exchange:
-    """ZeRO-2 and 3: the stages carry the messages; only the ends of the step show here."""
-    layout, on = question.layout, data_links(question)
-    params = rank_held(question.shape, layout, 0).total / cover.units
-    terms = []
-    if layout.zero_stage == 3:
-        gather = seconds("all_gather", params * HALF, on)
-        terms.append(Term("first gather", gather, worth=gather))
-    reduce = seconds("reduce_scatter", params * question.practice.gradient, on)
-    return Exchange((*terms, Term("last reduction", reduce, worth=reduce)))
+    """ZeRO-2 and 3: the stages carry most messages; the ends of the step show here.
+
+    Under ZeRO-2 weights are gathered once a step, as under ZeRO-1.
+    """
+    on = data_links(question)
+    params = rank_held(question.shape, question.layout, 0).total
+    unit = params / cover.units
+    reduce = seconds("reduce_scatter", unit * question.practice.gradient, on)
+    last = Term("last reduction", reduce, worth=reduce)
+    if question.layout.zero_stage == 3:
+        gather = seconds("all_gather", unit * HALF, on)
+        return Exchange((Term("first gather", gather, worth=gather), last))
+    gathered = _gather_once(question, cover, params)
+    return Exchange((*gathered.terms, last), gathered.messages)
 
 
 def _once(question: Question, cover: Cover) -> Exchange:
@@ -65,13 +70,18 @@ def _once(question: Question, cover: Cover) -> Exchange:
     terms = [Term("reduction of gradients", shown, worth=shown)]
     ranks, lasts = on.group.size, seconds(name, size, on)
     messages = [Message("data", name, "gradients", size, 1, lasts, shown, ranks)]
-    if layout.zero_stage:
-        name, size = "all_gather", params * HALF
-        shown = _shown(question, (name, size), passes.F, cover.units, hides=practice.hides_weights)
-        terms.append(Term("gather of weights", shown, worth=shown))
-        lasts = seconds(name, size, on)
-        messages.append(Message("data", name, "weights", size, 1, lasts, shown, ranks))
-    return Exchange(tuple(terms), tuple(messages))
+    gathered = _gather_once(question, cover, params) if layout.zero_stage else Exchange()
+    return Exchange((*terms, *gathered.terms), (*messages, *gathered.messages))
+
+
+def _gather_once(question: Question, cover: Cover, params: float) -> Exchange:
+    """The new weights, gathered once a step, before the first forward."""
+    name, size, on = "all_gather", params * HALF, data_links(question)
+    hides, units = question.practice.hides_weights, cover.units
+    shown = _shown(question, (name, size), cover.passes.F, units, hides=hides)
+    lasts, ranks = seconds(name, size, on), on.group.size
+    message = Message("data", name, "weights", size, 1, lasts, shown, ranks)
+    return Exchange((Term("gather of weights", shown, worth=shown),), (message,))
 
 
 def _between_copies(question: Question, cover: Cover) -> Exchange:

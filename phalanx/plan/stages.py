@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from phalanx.cost.blocks import HALF, Slice, block_work, embedding_work, head_work
-from phalanx.cost.compute import Cost, Passes, Work, again, total
+from phalanx.cost.compute import Cost, Passes, Product, Work, again, total
 from phalanx.cost.params import block_held, copies, embedding_held, head_held, stage_layers
 from phalanx.cost.roofline import expected_ranks
 from phalanx.cost.wires import Group, Links, links, seconds
@@ -169,7 +169,9 @@ def _unit(
     for message in sent:
         kernels = kernels.plus(Passes(*message.times))
     terms["launch"] = _starved(question, kernels, busy)
-    weights = _weight_messages(question, params, busy.plus(terms["launch"]))
+    lasts = busy.plus(terms["launch"])
+    multiplied = any(isinstance(work, Product) for work in works)
+    weights = tuple(_weight_messages(question, params, lasts, again=multiplied))
     for message in weights:
         terms["weights"] = terms.get("weights", NOTHING).plus(message.shown)
     return UnitCost(terms, (*sent, *weights))
@@ -270,26 +272,35 @@ def _expert_message(question: Question) -> Sent:
     return Sent("expert", "all_to_all", "tokens", size, times, each, (each, each), e)
 
 
-def _weight_messages(question: Question, params: float, busy: Passes) -> Iterable[Sent]:
+def _weight_messages(
+    question: Question, params: float, busy: Passes, *, again: bool
+) -> Iterable[Sent]:
     """ZeRO-3: weights gathered before each use and gradients reduced, one unit ahead of the work.
 
-    What the arithmetic of one unit cannot hide of the next one's messages is exposed.
+    What the arithmetic of one unit cannot hide of the next one's messages is exposed. The
+    backward of the embedding needs no weights.
+
+    Args:
+        question: what is priced.
+        params: of the unit.
+        busy: seconds of its passes.
+        again: backward gathers the weights once more.
     """
     layout, practice = question.layout, question.practice
     if layout.zero_stage < 2:
         return
     on = data_links(question)
-    reduce = seconds("reduce_scatter", params * practice.gradient, on)
-    gather = seconds("all_gather", params * HALF, on) if layout.zero_stage == 3 else 0.0
-    if layout.zero_stage == 3:
-        forward = exposed_share(question, gather, busy.F)
-        backward = exposed_share(question, gather + reduce, busy.I + busy.W)
-        size, shown = params * HALF, (gather * forward, gather * backward)
-        yield Sent("data", "all_gather", "weights", size, (1, 1), gather, shown, on.group.size)
-    else:
-        backward = exposed_share(question, reduce, busy.I + busy.W)
-    size, shown = params * practice.gradient, (0.0, reduce * backward)
+    reduce, late = seconds("reduce_scatter", params * practice.gradient, on), 0.0
     ranks = on.group.size
+    if layout.zero_stage == 3:
+        gather = seconds("all_gather", params * HALF, on)
+        late = gather if again else 0.0
+        early = gather * exposed_share(question, gather, busy.F)
+        shown = (early, gather * exposed_share(question, late + reduce, busy.I + busy.W))
+        size, times = params * HALF, (1, int(again))
+        yield Sent("data", "all_gather", "weights", size, times, gather, shown, ranks)
+    shown = (0.0, reduce * exposed_share(question, late + reduce, busy.I + busy.W))
+    size = params * practice.gradient
     yield Sent("data", "reduce_scatter", "gradients", size, (0, 1), reduce, shown, ranks)
 
 

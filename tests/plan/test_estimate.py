@@ -1,5 +1,6 @@
 import math
 import time
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -8,11 +9,13 @@ from hypothesis import strategies as st
 
 from phalanx.catalog import load
 from phalanx.core.errors import RefusedError, UsageError
-from phalanx.core.layout import Layout
+from phalanx.core.layout import Coordinates, Layout
 from phalanx.core.model import ModelShape
+from phalanx.core.run import Recipe, Run
 from phalanx.cost.flops import flops_per_token
 from phalanx.cost.memory import rank_memory
 from phalanx.cost.practice import MEGATRON_2021, MEGATRON_CORE, PHALANX
+from phalanx.cost.traffic import transfers
 from phalanx.plan.estimate import answer, estimate, step_seconds
 from phalanx.plan.question import ask
 
@@ -228,3 +231,39 @@ def test_an_estimate_is_quick():
     for layout in layouts:
         estimate(shape, cluster, layout, 8192, 2048)
     assert (time.process_time() - begun) / len(layouts) < 0.1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "dp=8",
+        "dp=8 zero=0",
+        "dp=8 zero=2",
+        "dp=8 zero=3",
+        "dp=8 zero=3 shard=2",
+        "dp=2 tp=4",
+        "dp=2 tp=4 recompute=full",
+        "dp=2 tp=4 sp=off recompute=full",
+    ],
+)
+def test_messages_are_those_that_the_trainer_declares(line):
+    """Byte for byte but for padding, norms that tp leaves whole, and sums of single numbers."""
+    layout = Layout.parse(f"{line} precision=bf16")
+    run = Run(model=SMALL, layout=layout, recipe=Recipe(seq=2048, batch=64))
+    declared, priced = Counter(), Counter()
+    for sent in transfers(run, Coordinates(0, 0, 0, 0)):
+        declared[sent.axis, sent.collective] += sent.bytes * sent.times
+    for message in price(line, batch=64).messages:
+        priced[message.axis, message.collective] += message.bytes * message.times
+    large = {key for key, size in declared.items() if key[0] != "world" and size > 1e7}
+    assert set(priced) == large
+    for key in large:
+        assert priced[key] == pytest.approx(declared[key], rel=0.001)
+
+
+def test_the_middle_of_a_pipeline_sends_both_ways():
+    layout = Layout.parse("dp=2 pp=4 precision=bf16")
+    run = Run(model=SMALL, layout=layout, recipe=Recipe(seq=2048, batch=64))
+    declared = [t for t in transfers(run, Coordinates(0, 1, 0, 0)) if t.collective == "send"]
+    (hop,) = [m for m in price("dp=2 pp=4", batch=64).messages if m.axis == "pipeline"]
+    assert hop.bytes * hop.times == sum(sent.bytes * sent.times for sent in declared)
