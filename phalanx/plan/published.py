@@ -12,9 +12,10 @@ from phalanx.core.errors import RefusedError, UsageError
 from phalanx.core.estimate import SIGMAS_OF_80_PERCENT, Estimate
 from phalanx.core.layout import RECOMPUTE
 from phalanx.cost.flops import flops_per_token, recompute_flops_per_token
+from phalanx.plan.cells import Row, UnusableError
 from phalanx.plan.estimate import answer
 from phalanx.plan.question import Question, ask, formula_mode
-from phalanx.plan.rows import PublishedRun, Row, UnusableError, read_run
+from phalanx.plan.rows import PublishedRun, read_run
 from phalanx.plan.stages import block_seconds
 
 _SOURCE_ENDS = re.compile(r"[@(]| Table| \xa7")

@@ -6,7 +6,6 @@ in by one rule for all rows, and the rule is noted with the row.
 
 import csv
 import re
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -28,44 +27,15 @@ from phalanx.cost.practice import (
     XLA,
     Practice,
 )
+from phalanx.plan.cells import Row, UnusableError, needed, number, whole
 from phalanx.plan.question import formula_mode
-
-Row = Mapping[str, str]
+from phalanx.plan.row_layout import precision_of, read_layouts
 
 GPT_VOCABULARY = 51200  # of GPT-2, padded as Megatron-LM pads it, where a row names none
 GIB = 2**30
-MOST_BUBBLE = 0.5  # of the work, beyond which nobody leaves a pipeline uninterleaved
-SCHEDULES = {
-    "": "",
-    "1f1b": "1f1b",
-    "gpipe": "gpipe",
-    "interleaved 1f1b": "interleaved",
-    "1f1b-i": "interleaved",
-    "interleaved": "interleaved",
-    "zb-1p": "zb-h1",
-    "zb-h1": "zb-h1",
-    "zb-2p": "zb-h2",
-    "zb-h2": "zb-h2",
-    "zb-v": "zb-v",
-    "zbv": "zb-v",
-    "dualpipe": "dualpipe",
-    "dualpipev": "dualpipev",
-}
-PARTS = {
-    "core_attn": "core",
-    "layernorm": "norms",
-    "mlp": "mlp",
-    "moe_act": "activation",
-    "moe": "experts",
-    "mla_up_proj": "latent",
-}
 ONE_LAYER = re.compile(r"one layer", re.IGNORECASE)
 COUNTS_RECOMPUTE = re.compile(r"counts? recompute", re.IGNORECASE)
 NETWORK = re.compile(r"inter-node (\d+) ?\(?Gb/s", re.IGNORECASE)
-
-
-class UnusableError(Exception):
-    """A row that says too little; the message says what is missing."""
 
 
 @dataclass(frozen=True)
@@ -128,11 +98,10 @@ def read_run(row: Row) -> PublishedRun:
     shape = read_shape(row, assumptions)
     cluster = _cluster(row, assumptions)
     practice = _practice(row)
-    seq = _need(row, "seq_len")
-    batch = _batch(row, seq)
-    layouts = tuple(_layouts(row, shape, batch, assumptions))
+    seq = needed(row, "seq_len")
+    layouts, batch = read_layouts(row, shape, _batch(row, seq), assumptions)
     seconds = published_seconds(row, shape, layouts[0], seq, batch)
-    peak = _float(row, "peak_mem_GB")
+    peak = number(row, "peak_mem_GB")
     notes = row.get("notes", "")
     return PublishedRun(
         id=row["id"],
@@ -159,13 +128,14 @@ def _practice(row: Row) -> Practice:
     """
     if row["gpu"].lower().startswith("tpu"):
         return XLA
-    if row["dtype"] == "fp16":
+    precision = precision_of(row)
+    if precision == "fp16":
         return MEGATRON_2021
     sharding, notes = row.get("zero_stage_or_fsdp", "").lower(), row.get("notes", "").lower()
     practice = EAGER_FSDP if "fsdp" in sharding else MEGATRON_CORE
     if "fp32 gradient accumulation" in notes:
         practice = EAGER_3D
-    if row["dtype"].startswith("fp8"):
+    if precision == "fp8":
         practice = MEGATRON_FP8
     return replace(practice, graphs="cuda graphs" in notes)
 
@@ -173,7 +143,7 @@ def _practice(row: Row) -> Practice:
 def read_shape(row: Row, assumptions: list[str]) -> ModelShape:
     """The model: sizes from the row, the rest from the catalog or from the parameter count."""
     known = _catalog_model(row.get("model", ""))
-    layers, hidden = _int(row, "layers"), _int(row, "hidden")
+    layers, hidden = whole(row, "layers"), whole(row, "hidden")
     if known is not None and layers is None and hidden is None:
         assumptions.append(f"sizes of {known.name} from the catalog")
         return known
@@ -194,37 +164,37 @@ def _of_catalog(row: Row, known: ModelShape, layers: int) -> ModelShape:
             ("vocab", "vocab"),
             ("experts", "experts"),
         )
-        if (value := _int(row, column)) and not (key == "kv_heads" and known.is_mla)
+        if (value := whole(row, column)) and not (key == "kv_heads" and known.is_mla)
     }
     return replace(known, layers=layers, **changed)
 
 
 def _inferred(row: Row, layers: int, hidden: int, assumptions: list[str]) -> ModelShape:
     """The block, tying and vocabulary that come nearest to the row's parameter count."""
-    heads = _int(row, "heads") or max(hidden // 128, 1)
-    vocab = _int(row, "vocab")
+    heads = whole(row, "heads") or max(hidden // 128, 1)
+    vocab = whole(row, "vocab")
     if vocab is None:
         vocab = GPT_VOCABULARY
         assumptions.append(f"vocabulary {GPT_VOCABULARY}")
-    ffn = _int(row, "ffn") or 0
-    experts = _int(row, "experts") or 0
+    ffn = whole(row, "ffn") or 0
+    experts = whole(row, "experts") or 0
     base = ModelShape(
         name=row.get("model", "custom"),
         layers=layers,
         hidden=hidden,
         heads=heads,
-        kv_heads=_int(row, "kv_heads") or heads,
+        kv_heads=whole(row, "kv_heads") or heads,
         ffn=ffn,
         vocab=vocab,
         experts=experts,
-        top_k=_int(row, "topk") or (1 if experts else 0),
-        moe_ffn=_int(row, "moe_ffn") or 0,
-        shared_experts=_int(row, "shared_experts") or 0,
+        top_k=whole(row, "topk") or (1 if experts else 0),
+        moe_ffn=whole(row, "moe_ffn") or 0,
+        shared_experts=whole(row, "shared_experts") or 0,
         norm="layernorm",
         activation="gelu",
         positions="learned",
         bias=True,
-        max_positions=_need(row, "seq_len"),
+        max_positions=needed(row, "seq_len"),
     )
     llama = replace(
         base, norm="rmsnorm", activation="swiglu", positions="rope", bias=False, ffn=ffn
@@ -233,7 +203,7 @@ def _inferred(row: Row, layers: int, hidden: int, assumptions: list[str]) -> Mod
     named = re.search(r"llama|qwen|mi[sx]tral|deepseek|gemma|swiglu", base.name, re.IGNORECASE)
     styles = [llama] if gated or named else [base, llama]
     candidates = [replace(style, tied=tied) for style, tied in product(styles, (True, False))]
-    total = _float(row, "params_B")
+    total = number(row, "params_B")
     if total is None or ONE_LAYER.search(base.name) or "cut to" in base.name:
         return candidates[0] if styles == [base] else replace(styles[0], tied=styles[0] is base)
     return min(candidates, key=lambda shape: abs(shape.params() / (total * 1e9) - 1))
@@ -275,12 +245,12 @@ def _cluster(row: Row, assumptions: list[str]) -> Cluster:
         per_device = float(stated[1]) * 1e9 / 8 / device.per_host
         device = replace(device, network=replace(device.network, bandwidth=per_device))
         assumptions.append(f"network {stated[1]} Gb/s per host, as the row says")
-    return Cluster(name=row["gpu"], accelerator=device, count=_need(row, "n_gpus"))
+    return Cluster(name=row["gpu"], accelerator=device, count=needed(row, "n_gpus"))
 
 
 def _accelerator(row: Row) -> Accelerator:
     """The catalog accelerator of that name whose memory is nearest; of several, the first."""
-    wanted, memory = _plain(row["gpu"]), _float(row, "gpu_mem_GB")
+    wanted, memory = _plain(row["gpu"]), number(row, "gpu_mem_GB")
     found = [
         (wanted not in names, device)
         for names, device in _devices()
@@ -299,125 +269,25 @@ def _names(device: Accelerator) -> tuple[str, ...]:
 
 
 def _batch(row: Row, seq: int) -> int:
-    batch, tokens = _int(row, "global_batch_seqs"), _float(row, "tokens_per_batch")
+    batch, tokens = whole(row, "global_batch_seqs"), number(row, "tokens_per_batch")
     if batch is None and tokens is None:
         raise UnusableError("no batch")
     return batch if batch is not None else max(round((tokens or 0) / seq), 1)
-
-
-def _layouts(row: Row, shape: ModelShape, batch: int, assumptions: list[str]) -> Iterator[Layout]:
-    """The layout of the row; several, where it leaves micro-batch or recomputation open."""
-    tp, cp, pp = (_int(row, key) or 1 for key in ("tp", "cp", "pp"))
-    ranks = _need(row, "n_gpus")
-    dp = _int(row, "dp") or max(ranks // (tp * cp * pp), 1)
-    schedule, v, stages = _schedule(row, shape, pp)
-    if pp > 1 and not row.get("schedule", "").strip() and v == 1:
-        schedule, v = _unstated_schedule(row, shape, pp, batch / dp, assumptions)
-    recompute = _recompute(row, assumptions)
-    base = Layout(
-        dp=dp,
-        pp=pp,
-        tp=tp,
-        cp=cp,
-        ep=_int(row, "ep") or 1,
-        zero=_zero(row),
-        v=v,
-        schedule=schedule,
-        stages=stages,
-        precision=row["dtype"].partition("-")[0],
-        sp=row.get("sequence_parallel", "").startswith("yes") or row["dtype"] != "fp16",
-    )
-    sizes = _micro_batches(row, dp, batch, assumptions)
-    for mb, mode in product(sizes, recompute):
-        yield replace(base, mb=mb, recompute=mode)
-
-
-def _unstated_schedule(
-    row: Row, shape: ModelShape, pp: int, sequences: float, assumptions: list[str]
-) -> tuple[str, int]:
-    """1F1B, unless it would idle for more than half of the work: then interleaved, if it can be."""
-    m = sequences / (_int(row, "micro_batch") or 1)
-    chunks = [v for v in range(2, 9) if v * pp <= shape.layers and m % pp == 0]
-    if (pp - 1) / max(m, 1) <= MOST_BUBBLE or not chunks:
-        assumptions.append("1F1B")
-        return "1f1b", 1
-    assumptions.append(f"interleaved in {chunks[-1]} chunks, since 1F1B would idle too long")
-    return "interleaved", chunks[-1]
-
-
-def _micro_batches(row: Row, dp: int, batch: int, assumptions: list[str]) -> list[int]:
-    mb = _int(row, "micro_batch")
-    if mb is not None:
-        return [mb]
-    assumptions.append("best micro-batch of 1, 2, 4, 8")
-    return [size for size in (1, 2, 4, 8) if batch % (dp * size) == 0] or [1]
-
-
-def _recompute(row: Row, assumptions: list[str]) -> list[str]:
-    """The recompute modes that a row leaves open; parts are named as in Megatron Core."""
-    text = row.get("recompute", "").lower().strip()
-    if not text:
-        assumptions.append("least recomputation that fits")
-        return ["none", "selective", "full"]
-    if text in ("none", "full", "selective"):
-        return [text]
-    if text.startswith("full"):
-        return ["full"]
-    if "per-op" in text:
-        return ["operators"]
-    named = re.split(r"[+,]", text.partition(":")[2] or text)
-    parts = [PARTS[name.strip()] for name in named if name.strip() in PARTS]
-    if not parts:
-        assumptions.append(f"recompute {text!r} taken as selective")
-    return ["+".join(dict.fromkeys(parts)) or "selective"]
-
-
-def _zero(row: Row) -> int:
-    """ZeRO stage; a row that names none shards the optimizer unless its program could not yet."""
-    text = row.get("zero_stage_or_fsdp", "").lower()
-    digit = re.search(r"zero-?(\d)", text)
-    if digit:
-        return int(digit[1])
-    if "fsdp" in text or "hsdp" in text:
-        return 3
-    return 0 if row["dtype"] == "fp16" or text == "none" else 1
-
-
-def _schedule(row: Row, shape: ModelShape, pp: int) -> tuple[str, int, tuple[int, ...]]:
-    """Name, stages per rank, and layers of each stage where they are not as even as can be."""
-    text, chunks = row.get("schedule", "").lower().strip(), row.get("vpp", "")
-    if text not in SCHEDULES:
-        raise UnusableError(f"unknown schedule {text!r}")
-    name = SCHEDULES[text]
-    v = _int(row, "vpp") or 1
-    if pp == 1:
-        return "1f1b", 1, ()
-    if chunks.startswith("max"):
-        v = -(-shape.layers // pp)
-        if v * pp > shape.layers:
-            bare = v * pp - shape.layers  # embedding and head stand alone
-            return "interleaved", v, (0, *(1,) * (v * pp - 2), 2 - bare)
-        return "interleaved", v, ()
-    if name in ("zb-v", "dualpipev"):
-        return name, 2, ()
-    if v > 1:
-        return "interleaved", v, ()
-    return name or "1f1b", 1, ()
 
 
 def published_seconds(
     row: Row, shape: ModelShape, layout: Layout, seq: int, batch: int
 ) -> float | None:
     """The step time of a row: as given, or from tokens/s, or from FLOP/s by its convention."""
-    given = _float(row, "step_time_s")
+    given = number(row, "step_time_s")
     if given is not None:
         return given
     tokens, ranks = seq * batch, layout.ranks
-    rate = _float(row, "tokens_per_s_per_gpu")
+    rate = number(row, "tokens_per_s_per_gpu")
     if rate is not None:
         return tokens / (rate * ranks)
-    flops = _float(row, "tflops_per_gpu")
-    mfu, peak = _float(row, "mfu_pct"), _float(row, "peak_tflops_dense")
+    flops = number(row, "tflops_per_gpu")
+    mfu, peak = number(row, "mfu_pct"), number(row, "peak_tflops_dense")
     if flops is None and mfu is not None and peak is not None:
         flops = mfu / 100 * peak
     if flops is None:
@@ -431,28 +301,9 @@ def _counted(row: Row, shape: ModelShape, layout: Layout, seq: int) -> float:
     Full attention, except with FP8, whose programs count the causal half; recomputation only
     where the FLOP/s are those of the row's HFU.
     """
-    causal = row["dtype"].startswith("fp8")
+    causal = layout.precision == "fp8"
     needed = flops_per_token(shape, seq, causal)
-    hardware = _float(row, "hfu_pct") is not None and _float(row, "mfu_pct") is None
+    hardware = number(row, "hfu_pct") is not None and number(row, "mfu_pct") is None
     if hardware or COUNTS_RECOMPUTE.search(row.get("notes", "")):
         needed += recompute_flops_per_token(shape, seq, formula_mode(layout.recompute), causal)
     return needed
-
-
-def _need(row: Row, key: str) -> int:
-    value = _int(row, key)
-    if value is None:
-        raise UnusableError(f"no {key}")
-    return value
-
-
-def _int(row: Row, key: str) -> int | None:
-    value = _float(row, key)
-    return None if value is None else round(value)
-
-
-def _float(row: Row, key: str) -> float | None:
-    try:
-        return float(row.get(key) or "")
-    except ValueError:
-        return None

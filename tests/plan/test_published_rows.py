@@ -4,7 +4,8 @@ import pytest
 
 from phalanx.core.errors import UsageError
 from phalanx.cost.flops import flops_per_token
-from phalanx.plan.rows import UnusableError, read_rows, read_run
+from phalanx.plan.cells import UnusableError
+from phalanx.plan.rows import read_rows, read_run
 
 HERE = Path(__file__).parents[2] / "benchmarks" / "published"
 ROWS = {
@@ -145,3 +146,34 @@ def test_a_file_of_something_else_is_wrong_usage(tmp_path):
     path.write_text("a,b\n1,2\n", encoding="utf-8")
     with pytest.raises(UsageError, match=r"other.csv has no column 'id'"):
         read_rows(path)
+
+
+def test_a_dp_that_does_not_give_the_devices_is_mended():
+    row = ROWS["VT-multi-0"]
+    (layout,) = read_run(changed(row, dp="4")).layouts
+    assert layout.dp == 64
+    assert any("dp=64" in words for words in read_run(changed(row, dp="4")).assumptions)
+
+
+def test_a_batch_that_nearly_divides_is_rounded_and_one_that_does_not_is_left():
+    row = ROWS["VT-multi-0"]  # dp=64 mb=8
+    near = read_run(changed(row, global_batch_seqs="500"))
+    assert near.batch == 512
+    assert "512 sequences instead of 500, which do not divide" in near.assumptions
+    assert read_run(changed(row, global_batch_seqs="700")).batch == 700
+
+
+@pytest.mark.parametrize(
+    ("words", "precision"), [("bf16-mixed", "bf16"), ("MXFP8", "fp8"), ("", "bf16"), ("?", "bf16")]
+)
+def test_a_number_format_is_found_in_many_words(words, precision):
+    (layout,) = read_run(changed(COMPLETE_ROW, dtype=words)).layouts
+    assert layout.precision == precision
+
+
+def test_a_pipeline_that_would_idle_for_most_of_the_time_is_taken_as_interleaved():
+    row = changed(ROWS["VT-multi-74"], schedule="", global_batch_seqs="128", micro_batch="2")
+    (layout,) = read_run(row).layouts
+    assert (layout.schedule, layout.v) == ("interleaved", 3)
+    (layout,) = read_run(changed(row, global_batch_seqs="1536")).layouts
+    assert layout.schedule == "1f1b"

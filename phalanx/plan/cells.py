@@ -1,0 +1,37 @@
+"""Reads single cells of a table of published runs."""
+
+import math
+from collections.abc import Mapping
+
+Row = Mapping[str, str]
+
+
+class UnusableError(Exception):
+    """A row that says too little; the message says what is missing."""
+
+
+def needed(row: Row, key: str) -> int:
+    """A whole number that nothing can be said without.
+
+    Raises:
+        UnusableError: the cell is empty, or no number.
+    """
+    value = whole(row, key)
+    if value is None:
+        raise UnusableError(f"no {key}")
+    return value
+
+
+def whole(row: Row, key: str) -> int | None:
+    """A whole number, or None."""
+    value = number(row, key)
+    return None if value is None else round(value)
+
+
+def number(row: Row, key: str) -> float | None:
+    """A number, or None where the cell is empty or says something else."""
+    try:
+        value = float(row.get(key) or "")
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
