@@ -21,7 +21,8 @@ from phalanx.cost.saved import Saved, Stack, block_saved, bytes_per_token, head_
 from phalanx.cost.state import StateBytes
 from phalanx.plan.bulk_pipeline import Ranks, held_by, ranks_of
 from phalanx.plan.bytes import SPLIT
-from phalanx.plan.candidates import Booleans, Floats, Integers, Rows, Sharding, Space, largest
+from phalanx.plan.candidates import Space
+from phalanx.plan.columns import Booleans, Floats, Integers, Rows, Sharding, largest
 
 
 class Table:

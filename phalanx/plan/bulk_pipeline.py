@@ -16,7 +16,8 @@ import numpy as np
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.cost.params import stages_of_rank
-from phalanx.plan.candidates import Floats, Integers, Rows, Variant, largest
+from phalanx.plan.candidates import Variant
+from phalanx.plan.columns import Floats, Integers, Rows, largest
 
 SHOWN = 0.35  # of the bubble of a folded pipeline shows, however uneven its ranks: by trials
 
@@ -40,6 +41,11 @@ class Seconds:
     def take(self, which: Integers | slice) -> "Seconds":
         """Some of the rows."""
         return Seconds(self.F[which], self.I[which], self.W[which])
+
+    @property
+    def each(self) -> tuple[Floats, Floats, Floats]:
+        """F, I and W."""
+        return self.F, self.I, self.W
 
     @property
     def total(self) -> Floats:
@@ -123,11 +129,6 @@ def _interleaved(x: Pipes) -> Floats:
     return x.m * x.worst + (x.p - 1) * (x.total / (x.p * x.v) + 2 * x.hop)
 
 
-def largest_of(*chains: Floats) -> Floats:
-    """The longest chain."""
-    return largest(chains)
-
-
 def _with_bubble(x: Pipes, bubble: Floats) -> Floats:
     return (x.m - 1) * x.worst + x.total / x.p + bubble + 2 * (x.p - 1) * x.hop
 
@@ -141,52 +142,41 @@ def _folded(x: Pipes, bubble: Floats) -> Floats:
 
 def _zb_h1(x: Pipes) -> Floats:
     """(p - 1) max(F + I - W, F, I), W as far as there are micro-batches to fill it."""
+    F, I, W = x.passes.each  # noqa: E741  # the letters of the legend
     full = np.minimum(x.filled, 1.0)
-    return _with_bubble(
-        x,
-        (x.p - 1) * largest_of(x.passes.F + x.passes.I - full * x.passes.W, x.passes.F, x.passes.I),
-    )
+    return _with_bubble(x, (x.p - 1) * largest((F + I - full * W, F, I)))
 
 
 def _zb_h2(x: Pipes) -> Floats:
     """(p - 1) max(F + I - 2 W, F, I - F) from 2 p - 1 micro-batches on."""
+    F, I, W = x.passes.each  # noqa: E741  # the letters of the legend
     full = np.clip(x.filled, 0.0, 2.0)
     ahead = np.maximum(full - 1, 0.0)
-    chains = largest_of(
-        x.passes.F + x.passes.I - full * x.passes.W, x.passes.F, x.passes.I - ahead * x.passes.F
-    )
-    return _with_bubble(x, (x.p - 1) * chains)
+    return _with_bubble(x, (x.p - 1) * largest((F + I - full * W, F, I - ahead * F)))
 
 
 def _zb_v(x: Pipes) -> Floats:
     """(p - 1) max(2 I - 2 W, I, 2 F - I, 2 F - 2 W) from 2 p - 1 micro-batches on."""
+    F, I, W = x.passes.each  # noqa: E741  # the letters of the legend
     full = np.clip(x.filled - 1, 0.0, 1.0)
-    start = np.clip(1 - x.filled, 0.0, 1.0)  # fewer micro-batches than ranks
-    early = (2 * start) * x.passes.F + 2 * x.passes.I - 2 * full * x.passes.W
-    late = 2 * x.passes.F - full * np.minimum(x.passes.I, 2 * x.passes.W)
-    return _folded(x, (x.p - 1) * largest_of(early, x.passes.I, np.where(full > 0, late, 0.0)))
+    fewer = np.clip(1 - x.filled, 0.0, 1.0)  # micro-batches than ranks
+    early = 2 * fewer * F + 2 * I - 2 * full * W
+    late = np.where(full > 0, 2 * F - full * np.minimum(I, 2 * W), 0.0)
+    return _folded(x, (x.p - 1) * largest((early, I, late)))
 
 
 def _dualpipe(x: Pipes) -> Floats:
     """max[(p/2 - 1)(F + I - W), (p/2 - 1) F, (p - 2) I - F - (p/2 - 1) W]."""
+    F, I, W = x.passes.each  # noqa: E741  # the letters of the legend
     half = x.p / 2 - 1
-    chains = largest_of(
-        half * (x.passes.F + x.passes.I - x.passes.W),
-        half * x.passes.F,
-        2 * half * x.passes.I - x.passes.F - half * x.passes.W,
-    )
-    return _folded(x, chains)
+    return _folded(x, largest((half * (F + I - W), half * F, half * (2 * I - W) - F)))
 
 
 def _dualpipev(x: Pipes) -> Floats:
     """max[(p - 1)(F + I - W), (p - 1) F, 2 (p - 1) I - F - (p - 1) W]."""
+    F, I, W = x.passes.each  # noqa: E741  # the letters of the legend
     less = x.p - 1
-    chains = largest_of(
-        less * (x.passes.F + x.passes.I - x.passes.W),
-        less * x.passes.F,
-        less * (2 * x.passes.I - x.passes.W) - x.passes.F,
-    )
-    return _folded(x, chains)
+    return _folded(x, largest((less * (F + I - W), less * F, less * (2 * I - W) - F)))
 
 
 FORMULAS: dict[str, Callable[[Pipes], Floats]] = {

@@ -15,13 +15,7 @@ from phalanx.plan.bulk_memory import Held, Ledger, RankBytes, Spread
 from phalanx.plan.bulk_pipeline import Pipes, Seconds, makespans
 from phalanx.plan.bulk_units import Units, exposed
 from phalanx.plan.bulk_wires import Collectives, Fabric, Groups, fabric_of, groups_of, send
-from phalanx.plan.candidates import (
-    Floats,
-    Integers,
-    Rows,
-    Sharding,
-    largest,
-)
+from phalanx.plan.columns import Floats, Integers, Rows, Sharding, largest
 from phalanx.plan.question import Question
 
 

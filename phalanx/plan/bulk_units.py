@@ -20,7 +20,8 @@ from phalanx.cost.params import block_held, embedding_held, head_held
 from phalanx.cost.roofline import expected_ranks
 from phalanx.plan.bulk_pipeline import Seconds
 from phalanx.plan.bulk_wires import Collectives, Fabric, Groups, fabric_of, groups_of, send
-from phalanx.plan.candidates import Booleans, Floats, Integers, Rows, Space, largest
+from phalanx.plan.candidates import Space
+from phalanx.plan.columns import Booleans, Floats, Integers, Rows, largest
 from phalanx.plan.question import Question
 from phalanx.plan.stages import Around
 

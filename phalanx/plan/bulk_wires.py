@@ -9,7 +9,7 @@ import numpy as np
 
 from phalanx.core.cluster import Cluster
 from phalanx.core.sustained import Sustained
-from phalanx.plan.candidates import Floats, Integers
+from phalanx.plan.columns import Floats, Integers
 
 Lines = tuple[Floats, Floats, Floats, Floats]
 

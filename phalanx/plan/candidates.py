@@ -1,28 +1,23 @@
-"""Every layout that divides the devices and the batch, as columns of numbers, and what refuses it.
+"""Every layout that divides the devices and the batch, and what refuses it.
 
-A search looks at millions of layouts, so they are rows of arrays here; `Rows.layout` turns one of
-them back into a value. Columns are added one after the other, and rows that no value of the next
-columns could save are dropped at once, so each refusal is counted with all that it stands for.
+Layouts are rows of tables (`plan/columns.py`). Columns are added one after the other, and rows
+that no value of the next columns could save are dropped at once, so each refusal is counted with
+all that it stands for.
 
 Symbols: p pipeline ranks, m micro-batches per step and rank, v chunks per rank.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import reduce
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from phalanx.core.errors import RefusedError, divisors, shorten
 from phalanx.core.layout import RECOMPUTE, SCHEDULES, Layout
 from phalanx.core.model import ModelShape
+from phalanx.plan.columns import Booleans, Integers, Ragged, Rows, Sharding, rows_of_degrees
 from phalanx.plan.question import DOUBLED, TWO_STAGES
-
-Integers = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Booleans = NDArray[np.bool_]
 
 # PipeDream moves the weights in the middle of a step: it is another update, not another order.
 SEARCHED = tuple(name for name in SCHEDULES if name != "pipedream")
@@ -35,18 +30,6 @@ SCHEDULE = "the schedule needs other numbers of ranks and micro-batches"
 MEMORY = "more memory than a device has"
 
 Limits = Mapping[str, frozenset[object]]  # the values that a key of the layout may have
-
-
-def largest(columns: Iterable[Floats]) -> Floats:
-    """The largest of several columns, whose shapes may differ."""
-    return reduce(np.maximum, columns)
-
-
-class Different(NamedTuple):
-    """One row for each combination of values, and the combination of every row."""
-
-    first: Integers
-    inverse: Integers
 
 
 class Variant(NamedTuple):
@@ -65,119 +48,6 @@ class Variant(NamedTuple):
     def layout(self) -> Layout:
         """A layout that has only this."""
         return Layout(pp=self.pp, v=self.v, schedule=self.schedule)
-
-
-def different(columns: Sequence[Integers], least: Integers | Floats | None = None) -> Different:
-    """The rows that differ in some columns.
-
-    Args:
-        columns: whole numbers from 0.
-        least: of equal rows the one where this is least stands for all of them.
-    """
-    code = np.zeros(len(columns[0]), dtype=np.int64)
-    for column in columns:
-        places, count = _places(column)
-        code = code * count + places
-    places, count = _places(code)
-    order = np.arange(len(code)) if least is None else np.argsort(-least, kind="stable")
-    first = np.empty(count, dtype=np.int64)
-    first[places[order]] = order  # the last one written stays
-    return Different(first, places)
-
-
-def _places(column: Integers) -> tuple[Integers, int]:
-    """The place of every value among those that occur, and how many do."""
-    most = int(column.max(initial=0)) + 1
-    if most > 8 * len(column) + 1024:
-        values, places = np.unique(column, return_inverse=True)
-        return places.reshape(-1), len(values)
-    seen = np.zeros(most, dtype=np.int64)
-    seen[column] = 1
-    numbers: Integers = np.cumsum(seen) - 1
-    return numbers[column], int(numbers[-1]) + 1
-
-
-class Ragged:
-    """A list of values for each key; it multiplies rows by the values that their key has."""
-
-    def __init__(self, lists: Mapping[int, Sequence[int]]) -> None:
-        self._keys = np.array(sorted(lists), dtype=np.int64)
-        ordered = [lists[key] for key in self._keys.tolist()]
-        self._counts = np.array([len(values) for values in ordered], dtype=np.int64)
-        self._starts = np.cumsum(self._counts) - self._counts
-        self._values = np.array([v for values in ordered for v in values], dtype=np.int64)
-
-    def counts(self, keys: Integers) -> Integers:
-        """How many values each key has."""
-        result: Integers = self._counts[np.searchsorted(self._keys, keys)]
-        return result
-
-    def cross(self, keys: Integers) -> tuple[Integers, Integers]:
-        """One row for each value of each key: the row it comes from, and the value."""
-        counts = self.counts(keys)
-        parents = np.repeat(np.arange(len(keys)), counts)
-        places = np.arange(len(parents)) - np.repeat(np.cumsum(counts) - counts, counts)
-        starts = self._starts[np.searchsorted(self._keys, keys[parents])]
-        return parents, self._values[starts + places]
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Layouts by column; see `core.layout.Layout` for what most of them mean.
-
-    Attributes:
-        dp, pp, tp, cp, ep, mb: as in a layout.
-        m: micro-batches per step and rank.
-        variant: place in `Space.variants`: schedule and v.
-        sp: 0 or 1.
-        recompute: place in `core.layout.RECOMPUTE`.
-    """
-
-    dp: Integers
-    pp: Integers
-    tp: Integers
-    cp: Integers
-    ep: Integers
-    mb: Integers
-    m: Integers
-    variant: Integers
-    sp: Integers
-    recompute: Integers
-
-    def __len__(self) -> int:
-        return len(self.dp)
-
-    def take(self, which: Integers | Booleans, **columns: Integers) -> "Rows":
-        """Some of the rows, or some of them several times, with new values in some columns."""
-        taken = {
-            field.name: getattr(self, field.name)[which]
-            for field in fields(self)
-            if field.name not in columns
-        }
-        return Rows(**taken, **columns)
-
-    @property
-    def tall(self) -> "Rows":
-        """Columns of shape (rows, 1), which meet the (1, shards) of a `Sharding`."""
-        return Rows(**{field.name: getattr(self, field.name)[:, None] for field in fields(self)})
-
-    @property
-    def flat(self) -> "Rows":
-        """Columns of shape (rows,) again."""
-        return Rows(**{field.name: getattr(self, field.name)[:, 0] for field in fields(self)})
-
-
-class Sharding(NamedTuple):
-    """A ZeRO stage, and the numbers of ranks that may share one sharded copy, of shape (1, n)."""
-
-    zero: int
-    shards: Integers
-
-
-def start(dp: Integers, pp: Integers, tp: Integers, cp: Integers) -> Rows:
-    """Rows of which only the degrees are settled."""
-    one, none = np.ones_like(dp), np.zeros_like(dp)
-    return Rows(dp, pp, tp, cp, one, one, one, none, none, none)
 
 
 @dataclass(frozen=True)
@@ -228,26 +98,6 @@ class Space:
             precision=self.precision,
             sp=bool(rows.sp[index]),
         )
-
-    def row_of(self, layout: Layout) -> Rows:
-        """One layout as a row; the number of its variant must be among this space's.
-
-        Raises:
-            RefusedError: the batch does not divide, or no such schedule is looked at.
-        """
-        wanted = Variant(layout.schedule, layout.pp, layout.v)
-        if wanted not in self.variants:
-            raise RefusedError(f"the search looks at no layout with {' '.join(map(str, wanted))}")
-        values = {
-            "m": layout.micro_batches(self.batch),
-            "variant": self.variants.index(wanted),
-            "recompute": RECOMPUTE.index(layout.recompute),
-        }
-        columns = {
-            field.name: np.array([values.get(field.name, getattr(layout, field.name, 0))])
-            for field in fields(Rows)
-        }
-        return Rows(**{name: column.astype(np.int64) for name, column in columns.items()})
 
 
 def space(
@@ -380,7 +230,7 @@ def meshes(where: Space) -> Rows:
     pp, tp = pp[left], tp[left]
     dp = devices // (pp * tp * cp)
     kept = np.isin(dp, _allowed("dp", options, limits)) & (where.batch % dp == 0)
-    rows = start(dp[kept], pp[kept], tp[kept], cp[kept])
+    rows = rows_of_degrees(dp[kept], pp[kept], tp[kept], cp[kept])
     if where.shape.is_moe:
         parents, ep = Ragged({0: where.values("ep")}).cross(np.zeros(len(rows), dtype=np.int64))
         rows = rows.take(parents, ep=ep)

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from phalanx.core.estimate import Estimate
 from phalanx.core.layout import Layout
-from phalanx.plan.candidates import Floats, Rows, Sharding, Space, different
+from phalanx.plan.candidates import Space
+from phalanx.plan.columns import Floats, Rows, Sharding, different
 from phalanx.plan.estimate import answer, step_seconds
 from phalanx.plan.question import Question, ask
 from phalanx.plan.sweep import Request

@@ -19,13 +19,8 @@ from phalanx.plan.bulk_units import UnitTables
 from phalanx.plan.candidates import (
     MEMORY,
     SEARCHED,
-    Booleans,
     Choices,
-    Floats,
-    Integers,
     Limits,
-    Rows,
-    Sharding,
     choices,
     meshes,
     refuse_degrees,
@@ -33,6 +28,7 @@ from phalanx.plan.candidates import (
     shardings,
     space,
 )
+from phalanx.plan.columns import Booleans, Floats, Integers, Rows, Sharding
 from phalanx.plan.question import Question, peak_of
 
 BLOCK = 1 << 16  # layouts at once: their columns stay in the cache
@@ -144,15 +140,6 @@ class Sweep:
             least = least_seconds(steps)
             for sharding in options:
                 yield from self._priced(steps, sharding, least)
-
-    def price_one(self, layout: Layout) -> float:
-        """Seconds of one layout by the closed formulas, whether it fits or not."""
-        rows = self.where.row_of(layout)
-        sized = self._size(rows)
-        units = self.units.price(rows)
-        steps = Steps(self.question, self.ledger, rows.tall, units, sized.held, sized.ranks)
-        sharding = Sharding(layout.zero_stage, np.array([[layout.shard]]))
-        return float(step_seconds(steps, sharding)[0, 0])
 
     def smallest(self) -> Smallest | None:
         """The layout that needs the least memory; None if everything is refused before."""

@@ -77,22 +77,6 @@ def test_the_bytes_of_the_smallest_layout_are_those_of_its_worst_rank(case):
     assert smallest.bytes == pytest.approx(worst, rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "dp=16 pp=2 tp=2 zero=0",
-        "dp=64 pp=1 tp=1 zero=3 shard=8 recompute=full",
-        "dp=4 pp=4 tp=2 cp=2 zero=2 schedule=zb-h1",
-        "dp=2 pp=16 tp=2 zero=1 mb=2 sp=off",
-    ],
-)
-def test_one_layout_can_be_priced_by_column_too(line: str):
-    request = request_of("llama-3.1-8b", "h100x64", 8192, 128, PHALANX)
-    layout = Layout.parse(line + " precision=bf16")
-    question = ask(request.shape, request.cluster, layout, request.seq, request.batch)
-    assert Sweep(request).price_one(layout) == pytest.approx(step_seconds(question), rel=0.02)
-
-
 def test_scores_in_memory_are_left_to_an_estimate():
     request = request_of("gpt2", "a100x8", 1024, 8, MEGATRON_2021)
     with pytest.raises(UsageError, match="phalanx estimate prices one layout"):

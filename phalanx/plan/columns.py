@@ -1,0 +1,141 @@
+"""Tables of layouts: one row each, their keys in columns of numbers.
+
+A search looks at millions of layouts, which as values would take minutes and gigabytes.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import reduce
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Integers = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Booleans = NDArray[np.bool_]
+
+
+def largest(columns: Iterable[Floats]) -> Floats:
+    """The largest of several columns, whose shapes may differ."""
+    return reduce(np.maximum, columns)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Layouts by column; see `core.layout.Layout` for what most of them mean.
+
+    Attributes:
+        dp, pp, tp, cp, ep, mb: as in a layout.
+        m: micro-batches per step and rank.
+        variant: place in `Space.variants`: schedule and v.
+        sp: 0 or 1.
+        recompute: place in `core.layout.RECOMPUTE`.
+    """
+
+    dp: Integers
+    pp: Integers
+    tp: Integers
+    cp: Integers
+    ep: Integers
+    mb: Integers
+    m: Integers
+    variant: Integers
+    sp: Integers
+    recompute: Integers
+
+    def __len__(self) -> int:
+        return len(self.dp)
+
+    def take(self, which: Integers | Booleans, **columns: Integers) -> "Rows":
+        """Some of the rows, or some of them several times, with new values in some columns."""
+        taken = {
+            field.name: getattr(self, field.name)[which]
+            for field in fields(self)
+            if field.name not in columns
+        }
+        return Rows(**taken, **columns)
+
+    @property
+    def tall(self) -> "Rows":
+        """Columns of shape (rows, 1), which meet the (1, shards) of a `Sharding`."""
+        return Rows(**{field.name: getattr(self, field.name)[:, None] for field in fields(self)})
+
+    @property
+    def flat(self) -> "Rows":
+        """Columns of shape (rows,) again."""
+        return Rows(**{field.name: getattr(self, field.name)[:, 0] for field in fields(self)})
+
+
+class Sharding(NamedTuple):
+    """A ZeRO stage, and the numbers of ranks that may share one sharded copy, of shape (1, n)."""
+
+    zero: int
+    shards: Integers
+
+
+def rows_of_degrees(dp: Integers, pp: Integers, tp: Integers, cp: Integers) -> Rows:
+    """Rows of which only the degrees are settled."""
+    one, none = np.ones_like(dp), np.zeros_like(dp)
+    return Rows(dp, pp, tp, cp, one, one, one, none, none, none)
+
+
+class Ragged:
+    """A list of values for each key; it multiplies rows by the values that their key has."""
+
+    def __init__(self, lists: Mapping[int, Sequence[int]]) -> None:
+        self._keys = np.array(sorted(lists), dtype=np.int64)
+        ordered = [lists[key] for key in self._keys.tolist()]
+        self._counts = np.array([len(values) for values in ordered], dtype=np.int64)
+        self._starts = np.cumsum(self._counts) - self._counts
+        self._values = np.array([v for values in ordered for v in values], dtype=np.int64)
+
+    def counts(self, keys: Integers) -> Integers:
+        """How many values each key has."""
+        result: Integers = self._counts[np.searchsorted(self._keys, keys)]
+        return result
+
+    def cross(self, keys: Integers) -> tuple[Integers, Integers]:
+        """One row for each value of each key: the row it comes from, and the value."""
+        counts = self.counts(keys)
+        parents = np.repeat(np.arange(len(keys)), counts)
+        places = np.arange(len(parents)) - np.repeat(np.cumsum(counts) - counts, counts)
+        starts = self._starts[np.searchsorted(self._keys, keys[parents])]
+        return parents, self._values[starts + places]
+
+
+class Different(NamedTuple):
+    """One row for each combination of values, and the combination of every row."""
+
+    first: Integers
+    inverse: Integers
+
+
+def different(columns: Sequence[Integers], least: Integers | Floats | None = None) -> Different:
+    """The rows that differ in some columns.
+
+    Args:
+        columns: whole numbers from 0.
+        least: of equal rows the one where this is least stands for all of them.
+    """
+    code = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        places, count = _places(column)
+        code = code * count + places
+    places, count = _places(code)
+    order = np.arange(len(code)) if least is None else np.argsort(-least, kind="stable")
+    first = np.empty(count, dtype=np.int64)
+    first[places[order]] = order  # the last one written stays
+    return Different(first, places)
+
+
+def _places(column: Integers) -> tuple[Integers, int]:
+    """The place of every value among those that occur, and how many do."""
+    most = int(column.max(initial=0)) + 1
+    if most > 8 * len(column) + 1024:
+        values, places = np.unique(column, return_inverse=True)
+        return places.reshape(-1), len(values)
+    seen = np.zeros(most, dtype=np.int64)
+    seen[column] = 1
+    numbers: Integers = np.cumsum(seen) - 1
+    return numbers[column], int(numbers[-1]) + 1
