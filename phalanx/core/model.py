@@ -30,6 +30,7 @@ class ModelShape:
         tied: the output head is the embedding, transposed.
         max_positions: rows of the learned position table.
         bias: linear layers carry a bias (GPT family).
+        qk_norm: an RMSNorm of each query and key head before positions (Qwen3).
         experts, top_k, shared_experts, moe_ffn, dense_layers: mixture of experts; with
             experts 0 every layer is dense.
         q_lora_rank, kv_lora_rank, qk_nope, qk_rope, v_head: multi-head latent attention;

@@ -169,6 +169,10 @@ def _attention(shape: ModelShape, seq: int, element: int, stack: Stack) -> Itera
     yield Saved("attention input", shape.hidden * element, "sequence")
     if stack.angles and shape.positions == "rope":
         yield Saved("rotary angles", d * element, "whole")
+    if shape.qk_norm:
+        yield Saved("query and key norm input", (a + g) * d * element, "tp")
+        if stack.statistics:
+            yield Saved("query and key norm statistics", (a + g) * FP32, "tp")
     yield Saved("query", a * d * element, "tp")
     yield Saved("key and value", 2 * g * d * element, "tp")
     yield from _core(shape, seq, element, stack)

@@ -21,7 +21,7 @@ class UnitSize(NamedTuple):
         name: as the trainer calls it.
         params: elements that this rank holds of it, before padding.
         partial: elements held whole whose gradient on one tensor-parallel rank is a part of
-            the sum, because the rank applies them to a part of the sequence.
+            the sum, because the rank applies them to a part of the sequence, or of the heads.
         uses: how often a forward pass gathers it.
         backward: how often a backward pass gathers it.
         tied: it lives on both ends of the pipeline.
@@ -85,16 +85,20 @@ def _units_of_stage(run: Run, at: Coordinates, layers: range) -> Iterator[UnitSi
 
 
 def _block(shape: ModelShape, layout: Layout, tp: int, layer: int) -> UnitSize:
-    """A block's matrices are cut over tp; norms, and biases added after a sum, are not."""
+    """A block's matrices are cut over tp; norms, and biases added after a sum, are not.
+
+    Under sp each rank applies these to its part of the sequence; norms of heads, with or without,
+    to its own heads.
+    """
     h, d, f = shape.hidden, shape.head_dim, share(shape.ffn, layout.tp, tp)[1]
     a, g = shape.heads // layout.tp, shape.kv_heads // layout.tp
     columns = (a + 2 * g) * d + (2 * f if shape.activation == "swiglu" else f)
     rows = a * d + f
     biases = columns if shape.bias else 0
     whole = 2 * shape.norm_params() + (2 * h if shape.bias else 0)
-    return UnitSize(
-        f"blocks.{layer}", h * (columns + rows) + biases + whole, whole if layout.sp else 0
-    )
+    heads = 2 * d if shape.qk_norm else 0
+    params = h * (columns + rows) + biases + whole + heads
+    return UnitSize(f"blocks.{layer}", params, heads + (whole if layout.sp else 0))
 
 
 def padded_seq(run: Run) -> int:

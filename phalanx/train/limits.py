@@ -36,7 +36,6 @@ def refuse_untrainable(run: Run) -> None:
     for present, what, instead in (
         (shape.is_moe, "mixtures of experts", "model.experts=0"),
         (shape.is_mla, "latent attention", "model.kv_lora_rank=0"),
-        (shape.qk_norm, "norms of queries and keys", "model.qk_norm=false"),
     ):
         if present:
             raise RefusedError(f"the trainer has no {what}; use {instead}")

@@ -26,6 +26,7 @@ FEATURES: Mapping[str, Tables] = {
             "bias": True,
         }
     },
+    "qk-norm": {"model": {"qk_norm": True}},
     "dropout": {"recipe": {"dropout": 0.1}},
     "smoothing": {"recipe": {"label_smoothing": 0.1}},
     "sgd": {"recipe": {"optimizer": "sgd", "learning_rate": 0.1}},
@@ -107,11 +108,11 @@ COVER = tuple(
     dp=1 precision=bf16 | odd
     dp=2 zero=0 mb=2 | gpt sgd
     dp=2 zero=1 recompute=selective | odd tied dropout documents
-    dp=2 zero=2 precision=fp32 | smoothing
+    dp=2 zero=2 precision=fp32 | smoothing qk-norm
     dp=2 zero=3 mb=2 recompute=full | tied max-norm | holes
     tp=2 mb=4 | odd gpt dropout smoothing documents
-    tp=2 sp=off mb=4 recompute=full | odd tied dropout | holes
-    tp=2 mb=4 recompute=selective precision=bf16 | mha
+    tp=2 sp=off mb=4 recompute=full | odd tied dropout qk-norm | holes
+    tp=2 mb=4 recompute=selective precision=bf16 | mha qk-norm
     pp=2 schedule=gpipe | tied max-norm dropout | holes
     pp=2 stages=1+4 recompute=full | gpt tied smoothing documents
     pp=2 schedule=interleaved v=2 mb=2 | tied sgd | none
@@ -119,12 +120,12 @@ COVER = tuple(
     dp=4 shard=2 zero=3 mb=2 recompute=full | odd tied documents
     dp=2 tp=2 shard=1 zero=3 recompute=full mb=2 | tied
     dp=2 tp=2 zero=0 sp=off mb=2 | gpt smoothing max-norm
-    dp=2 tp=2 zero=2 mb=2 recompute=full | odd dropout documents | holes
+    dp=2 tp=2 zero=2 mb=2 recompute=full | odd dropout documents qk-norm | holes
     dp=2 tp=2 zero=3 mb=2 precision=fp32 | tied
     dp=2 pp=2 zero=1 schedule=gpipe | tied odd no-clip
     dp=2 pp=2 zero=2 schedule=interleaved v=2 | tied dropout smoothing
     dp=2 pp=2 zero=3 recompute=full | gpt documents | holes
-    pp=2 tp=2 schedule=interleaved v=2 mb=2 recompute=selective | odd tied gpt
+    pp=2 tp=2 schedule=interleaved v=2 mb=2 recompute=selective | odd tied gpt qk-norm
     pp=2 tp=2 sp=off stages=2+3 mb=2 | smoothing dropout max-norm | holes
     pp=4 stages=2+1+3+1 mb=2 | tied documents
     tp=4 mb=4 recompute=full | mha odd smoothing

@@ -132,12 +132,17 @@ class _Model:
         return F.linear(x, self.w[f"{name}.weight"], self.w.get(f"{name}.bias"))
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
-        wide = x if x.dtype == torch.float64 else x.float()
-        mean = wide.mean(-1, keepdim=True) if self.shape.norm == "layernorm" else 0.0
-        centred = wide - mean
-        scaled = centred * (centred.square().mean(-1, keepdim=True) + self.shape.norm_eps).rsqrt()
-        y = scaled * self.w[f"{name}.weight"]
+        wide = _wide(x)
+        centred = wide - wide.mean(-1, keepdim=True) if self.shape.norm == "layernorm" else wide
+        y = self._rms(centred, name)
         return (y + self.w.get(f"{name}.bias", torch.zeros(()))).to(x.dtype)
+
+    def _rms_norm(self, x: Tensor, name: str) -> Tensor:
+        return self._rms(_wide(x), name).to(x.dtype)
+
+    def _rms(self, wide: Tensor, name: str) -> Tensor:
+        mean_square = wide.square().mean(-1, keepdim=True)
+        return wide * (mean_square + self.shape.norm_eps).rsqrt() * self.w[f"{name}.weight"]
 
     def _attention(self, x: Tensor, block: str, positions: Tensor, mask: Tensor) -> Tensor:
         d = self.shape.head_dim
@@ -145,6 +150,10 @@ class _Model:
             self._linear(x, f"{block}.attention.{n}").unflatten(-1, (-1, d)).transpose(1, 2)
             for n in "qkv"
         )
+        if self.shape.qk_norm:
+            q, k = (
+                self._rms_norm(y, f"{block}.attention.{n}_norm") for n, y in (("q", q), ("k", k))
+            )
         if self.shape.positions == "rope":
             q, k = self._rotate(q, positions), self._rotate(k, positions)
         repeats = self.shape.heads // self.shape.kv_heads
@@ -175,6 +184,10 @@ class _Model:
         key = key_of(f"{self.recipe.seed}/dropout/{self.step}/{site}")
         index = torch.arange(x.numel()).view(x.shape)
         return x * ((uniform_at(key, index) >= rate) / (1 - rate)).to(x.dtype)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
 
 
 def _may_look(batch: Batch) -> Tensor:

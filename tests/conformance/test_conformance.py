@@ -25,7 +25,8 @@ GPT = ModelShape(
     max_positions=64,
     bias=True,
 )
-SMALL = {"llama": LLAMA, "tied": TIED, "gpt": GPT}
+QWEN = replace(LLAMA, qk_norm=True)
+SMALL = {"llama": LLAMA, "tied": TIED, "gpt": GPT, "qwen": QWEN}
 
 CASES = [
     ("llama", "dp=2 zero=0"),
@@ -40,6 +41,8 @@ CASES = [
     ("gpt", "tp=2 sp=off"),
     ("gpt", "tp=2 recompute=full"),
     ("llama", "tp=2 recompute=selective"),
+    ("qwen", "tp=2 sp=off"),
+    ("qwen", "dp=2 tp=2 zero=3"),
     ("llama", "pp=2 schedule=gpipe"),
     ("tied", "pp=4"),
     ("tied", "pp=2 v=2 schedule=interleaved"),

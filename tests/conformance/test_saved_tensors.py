@@ -6,6 +6,7 @@ process group is torch's fake one, so that one process can be a rank of many.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -36,6 +37,7 @@ GPT = ModelShape(
     positions="learned",
     bias=True,
 )
+QWEN = replace(LLAMA, qk_norm=True)
 LAYOUTS = [
     "mb=1",
     "mb=3",
@@ -101,7 +103,7 @@ def predicted(saved: tuple[Saved, ...], layout: Layout) -> float:
 
 
 @pytest.mark.parametrize("line", LAYOUTS)
-@pytest.mark.parametrize("shape", [LLAMA, GPT], ids=["llama", "gpt"])
+@pytest.mark.parametrize("shape", [LLAMA, GPT, QWEN], ids=["llama", "gpt", "qwen"])
 def test_a_block_keeps_what_the_ledger_says(shape: ModelShape, line: str):
     layout = Layout.parse(line)
     with tensor_group(layout.tp) as group:

@@ -50,7 +50,9 @@ def test_a_folded_pipeline_holds_the_model_once_and_dualpipe_twice(name: str, v:
 
 
 @pytest.mark.parametrize(
-    "shape", [load.model("llama-3-8b"), load.model("gpt2")], ids=lambda s: s.name
+    "shape",
+    [load.model(name) for name in ("llama-3-8b", "gpt2", "qwen3-8b")],
+    ids=lambda s: s.name,
 )
 @given(tp=st.sampled_from([1, 2, 4]), pp=st.sampled_from([1, 2, 3]), sp=st.booleans())
 def test_dense_ranks_hold_what_the_trainers_units_hold(

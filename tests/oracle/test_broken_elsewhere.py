@@ -126,7 +126,7 @@ def test_copies_under_sequence_parallelism_stay_equal_over_twenty_steps(
     ranks: RankPool, precision: str
 ) -> None:
     small = {"model": {"layers": 2, "hidden": 16, "ffn": 32}, "recipe": {"seq": 16, "batch": 4}}
-    question = Question(f"tp=2 mb=4 precision={precision}", ("gpt",), tables=small)
+    question = Question(f"tp=2 mb=4 precision={precision}", ("gpt", "qk-norm"), tables=small)
     outcome = verify(ranks, question.case(steps=20))
     assert [text for text in outcome.complaints if "differs between ranks" in text] == []
     if precision == "fp64":

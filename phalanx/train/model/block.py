@@ -10,6 +10,7 @@ from phalanx.train.model.batch import MicroBatch
 from phalanx.train.model.layers import (
     Dropout,
     Projection,
+    head_norm,
     norm_layer,
     rotary_angles,
     rotate,
@@ -31,6 +32,8 @@ class Attention(nn.Module):
         self.k = Projection(f"{prefix}.k", (h, key_value), "out", tp, bias=bias)
         self.v = Projection(f"{prefix}.v", (h, key_value), "out", tp, bias=bias)
         self.o = Projection(f"{prefix}.o", (query, h), "in", tp, bias=bias)
+        self.q_norm = head_norm(f"{prefix}.q_norm", shape) if shape.qk_norm else None
+        self.k_norm = head_norm(f"{prefix}.k_norm", shape) if shape.qk_norm else None
 
     def forward(self, x: Tensor, batch: MicroBatch) -> Tensor:
         """[s/t, b, h] to [s/t, b, h]; this rank computes a/t of the heads."""
@@ -38,6 +41,8 @@ class Attention(nn.Module):
             y.unflatten(-1, (-1, self.shape.head_dim))
             for y in self.tp.columns(x, self.q, self.k, self.v)
         )
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
         if self.shape.positions == "rope":
             angles = rotary_angles(self.shape, batch.positions, x.dtype)
             q, k = rotate(q, angles), rotate(k, angles)

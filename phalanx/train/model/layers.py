@@ -46,13 +46,21 @@ class RMSNorm(Declared):
 
     weight: nn.Parameter
 
-    def __init__(self, prefix: str, shape: ModelShape, tp: TensorParallel) -> None:
+    def __init__(self, prefix: str, width: int, eps: float, *, partial: bool) -> None:
+        """Declare one scale for each of `width` channels.
+
+        Args:
+            prefix: of its global name.
+            width: n, of the last dim of what is normalized.
+            eps: added to the mean square.
+            partial: this rank normalizes only a part of the sequence, or of the heads.
+        """
         super().__init__(prefix)
-        self.eps = shape.norm_eps
-        self.declare("weight", (shape.hidden,), partial=tp.sequence, start="ones")
+        self.eps = eps
+        self.declare("weight", (width,), partial=partial, start="ones")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalize [s/t, b, h] along h."""
+        """Normalize [..., n] along n."""
         return rms_norm(x, self.weight, self.eps)
 
 
@@ -75,8 +83,19 @@ class LayerNorm(Declared):
 
 def norm_layer(prefix: str, shape: ModelShape, tp: TensorParallel) -> RMSNorm | LayerNorm:
     """The normalization that the model's family uses."""
-    kind = RMSNorm if shape.norm == "rmsnorm" else LayerNorm
-    return kind(prefix, shape, tp)
+    if shape.norm == "layernorm":
+        return LayerNorm(prefix, shape, tp)
+    return RMSNorm(prefix, shape.hidden, shape.norm_eps, partial=tp.sequence)
+
+
+def head_norm(prefix: str, shape: ModelShape) -> RMSNorm:
+    """The norm of each query or key over its d channels, with one scale for all heads.
+
+    A rank normalizes its own heads, so its gradient is a part of the sum with sp and without.
+    Sources: Dehghani et al. 2023 (arXiv:2302.05442), section 2.1; Qwen3 (arXiv:2505.09388),
+    section 2.
+    """
+    return RMSNorm(prefix, shape.head_dim, shape.norm_eps, partial=True)
 
 
 def rotary_angles(
