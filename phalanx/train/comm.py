@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,7 @@ _reduce_scatter: Callable[..., dist.Work | None] = getattr(
 _all_gather: Callable[..., dist.Work | None] = getattr(
     dist, "all_gather_single", dist.all_gather_into_tensor
 )
+_all_to_all: Callable[..., dist.Work | None] = dist.all_to_all_single
 
 
 class Ledger:
@@ -127,6 +129,34 @@ class Group:
         self.ledger.note(self.axis, "reduce_scatter", purpose, x.nbytes)
         return self._timed(self._reduce_scatter(out, x, purpose))
 
+    def all_to_all(
+        self,
+        out: Tensor,
+        x: Tensor,
+        purpose: str,
+        out_sizes: Sequence[int] | None = None,
+        in_sizes: Sequence[int] | None = None,
+    ) -> Pending:
+        """Give each rank its rows of `x`, and collect in `out` what all ranks have for this one.
+
+        Args:
+            out: contiguous; what rank i sent lies before what rank i + 1 sent.
+            x: contiguous; the rows for rank i lie before those for rank i + 1.
+            purpose: for the ledger, which counts all of `x`.
+            out_sizes: rows that come from each rank; None means as many from all.
+            in_sizes: rows that go to each rank; None means as many to all. A rank may get none.
+        """
+        if self.size == 1:
+            out.copy_(x.view_as(out))
+            return Pending()
+        self.ledger.note(self.axis, "all_to_all", purpose, x.nbytes)
+        return self._timed(self._all_to_all(out, x, purpose, out_sizes, in_sizes))
+
+    def shift(self, out: Tensor, x: Tensor, purpose: str) -> Pending:
+        """Send `x` to the next rank of the ring while `out` is filled by the one before."""
+        self.ledger.note(self.axis, "send", purpose, x.nbytes)
+        return self._timed(self._shift(out, x, purpose))
+
     def send(self, x: Tensor, to: int, purpose: str, tag: int = 0) -> Pending:
         """Send `x` to group index `to`; matched in order of issue for each pair of ranks."""
         self.ledger.note(self.axis, "send", purpose, x.nbytes)
@@ -156,6 +186,27 @@ class Group:
     def _reduce_scatter(self, out: Tensor, x: Tensor, purpose: str) -> Pending:
         work = _reduce_scatter(out, x, group=self.handle, async_op=True)
         return Pending([work], buffers=(out, x))
+
+    def _all_to_all(
+        self,
+        out: Tensor,
+        x: Tensor,
+        purpose: str,
+        out_sizes: Sequence[int] | None,
+        in_sizes: Sequence[int] | None,
+    ) -> Pending:
+        sizes = [None if rows is None else list(rows) for rows in (out_sizes, in_sizes)]
+        work = _all_to_all(out, x, *sizes, group=self.handle, async_op=True)
+        return Pending([work], buffers=(out, x))
+
+    def _shift(self, out: Tensor, x: Tensor, purpose: str) -> Pending:
+        """Both messages as one, since NCCL would finish the first before it starts the second."""
+        after, before = (self.ranks[(self.index + i) % self.size] for i in (1, -1))
+        both = [
+            dist.P2POp(dist.isend, x, after, self.handle),
+            dist.P2POp(dist.irecv, out, before, self.handle),
+        ]
+        return Pending(dist.batch_isend_irecv(both), buffers=(out, x))
 
 
 class DirectGroup(Group):
@@ -195,6 +246,33 @@ class DirectGroup(Group):
             _fold(out.view(-1), theirs, self.index, largest=False)
 
         return Pending(works, finish, (x,))
+
+    def _all_to_all(
+        self,
+        out: Tensor,
+        x: Tensor,
+        purpose: str,
+        out_sizes: Sequence[int] | None,
+        in_sizes: Sequence[int] | None,
+    ) -> Pending:
+        theirs, mine, tag = self._rows(out, out_sizes), self._rows(x, in_sizes), self._next_tag()
+        theirs[self.index].copy_(mine[self.index])
+        works: list[dist.Work | None] = []
+        for i in self._peers():
+            if theirs[i].numel():
+                works.append(dist.irecv(theirs[i], self.ranks[i], self.handle, tag))
+            if mine[i].numel():
+                works.append(dist.isend(mine[i], self.ranks[i], self.handle, tag))
+        return Pending(works, buffers=(out, x))
+
+    def _rows(self, x: Tensor, sizes: Sequence[int] | None) -> Sequence[Tensor]:
+        rows = [len(x) // self.size] * self.size if sizes is None else list(sizes)
+        return cast(tuple[Tensor, ...], x.split(rows))
+
+    def _shift(self, out: Tensor, x: Tensor, purpose: str) -> Pending:
+        arriving = self.receive(out, (self.index - 1) % self.size)
+        leaving = self._send(x, (self.index + 1) % self.size, purpose, 0)
+        return Pending([*arriving.works, *leaving.works], buffers=(out, *leaving.buffers))
 
     def _next_tag(self) -> int:
         self._collectives += 1

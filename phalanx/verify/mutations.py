@@ -26,6 +26,7 @@ FAULTS: dict[Collective, tuple[Fault, ...]] = {
     "all_reduce": ("lost", "doubled"),
     "all_gather": ("lost", "swapped"),
     "reduce_scatter": ("lost", "doubled", "swapped"),
+    "all_to_all": ("lost", "doubled", "swapped"),
     "send": ("lost", "doubled"),
 }
 
@@ -110,6 +111,23 @@ class MutatedGroup(DirectGroup):
             _rotate(x, self.size)
         pending = super()._reduce_scatter(out, x, purpose)
         return _then(pending, lambda: out.mul_(2)) if fault == "doubled" else pending
+
+    def _all_to_all(
+        self,
+        out: Tensor,
+        x: Tensor,
+        purpose: str,
+        out_sizes: Sequence[int] | None,
+        in_sizes: Sequence[int] | None,
+    ) -> Pending:
+        fault = self._fault("all_to_all", purpose)
+        pending = super()._all_to_all(out, x, purpose, out_sizes, in_sizes)
+        if fault == "lost":
+            peers = [self._rows(out, out_sizes)[i] for i in self._peers()]
+            return _then(pending, lambda: [rows.zero_() for rows in peers])
+        if fault == "swapped":
+            return _then(pending, lambda: _rotate(out, self.size))
+        return _then(pending, lambda: out.mul_(2)) if fault else pending
 
     def _send(self, x: Tensor, to: int, purpose: str, tag: int) -> Pending:
         fault = self._fault("send", purpose)

@@ -130,6 +130,40 @@ def pass_around() -> list[float]:
     return [x[0].item() for x in arrived]
 
 
+def exchange_rows(kind: type[Group]) -> None:
+    """Rank i gives rank j (i + 2 j) mod 3 rows, so that some get none; all rows say from whom."""
+    together, ranks = group(kind), dist.get_world_size()
+    me = together.index
+    goes, comes = [(me + 2 * j) % 3 for j in range(ranks)], [(i + 2 * me) % 3 for i in range(ranks)]
+    for dtype in DTYPES:
+        x = torch.cat([torch.full((n, 2), 10 * me + j) for j, n in enumerate(goes)]).to(dtype)
+        out = torch.empty(sum(comes), 2, dtype=dtype)
+        together.all_to_all(out, x, "test", comes, goes).wait()
+        assert out[:, 0].tolist() == [10 * i + me for i, n in enumerate(comes) for _ in range(n)]
+
+
+def exchange_equal_rows(kind: type[Group]) -> list[float]:
+    together, ranks = group(kind), dist.get_world_size()
+    x = torch.arange(2.0 * ranks) + 100 * together.index
+    out = torch.empty_like(x)
+    together.all_to_all(out, x, "test").wait()
+    assert together.ledger.transfers() == [Transfer("data", "all_to_all", "test", x.nbytes, 1)]
+    values: list[float] = out.tolist()
+    return values
+
+
+def shift_twice(kind: type[Group]) -> list[float]:
+    """Two messages around the ring, the second before the first has been waited for."""
+    together = group(kind)
+    sent = [torch.full((3,), 10.0 * together.index + i) for i in range(2)]
+    arrived = [torch.empty(3) for _ in sent]
+    pending = [together.shift(out, x, "test") for out, x in zip(arrived, sent, strict=True)]
+    for message in pending:
+        message.wait()
+    assert together.ledger.transfers() == [Transfer("data", "send", "test", 12, 2)]
+    return [x[0].item() for x in arrived]
+
+
 def count_messages() -> list[Transfer]:
     together = group()
     x = torch.zeros(8)
@@ -170,6 +204,25 @@ def test_messages_under_way_at_once_do_not_mix(ranks: RankPool, size: int) -> No
 
 def test_messages_between_two_ranks_arrive_in_order(ranks: RankPool) -> None:
     assert ranks.run(3, pass_around) == [[20.0, 21.0], [0.0, 1.0], [10.0, 11.0]]
+
+
+@pytest.mark.parametrize("kind", [DirectGroup, Group])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_rows_go_to_the_ranks_that_they_are_for(
+    ranks: RankPool, size: int, kind: type[Group]
+) -> None:
+    ranks.run(size, exchange_rows, kind)
+
+
+@pytest.mark.parametrize("kind", [DirectGroup, Group])
+def test_without_sizes_all_ranks_get_equally_many_rows(ranks: RankPool, kind: type[Group]) -> None:
+    found = ranks.run(3, exchange_equal_rows, kind)
+    assert found[1] == [2.0, 3.0, 102.0, 103.0, 202.0, 203.0]
+
+
+@pytest.mark.parametrize("kind", [DirectGroup, Group])
+def test_a_ring_passes_on_what_each_rank_holds(ranks: RankPool, kind: type[Group]) -> None:
+    assert ranks.run(3, shift_twice, kind) == [[20.0, 21.0], [0.0, 1.0], [10.0, 11.0]]
 
 
 def test_the_ledger_counts_equal_messages(ranks: RankPool) -> None:
