@@ -25,8 +25,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from phalanx.core.model import ModelShape
 from phalanx.cost.flops import flops_per_token
 from phalanx.train.kernels import times
+from phalanx.train.precision.dtypes import Precision
 from phalanx.train.step import forward_backward, update
-from phalanx.train.unit import Precision
 
 # what an event is spent on, by its own name or that of the nearest event around it
 KINDS = {

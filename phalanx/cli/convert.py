@@ -40,7 +40,7 @@ def run(args: Namespace) -> int:
     import torch
 
     from phalanx.train.model.huggingface import export_hf
-    from phalanx.train.unit import Precision
+    from phalanx.train.precision.dtypes import Precision
 
     home = _home(args.source)
     shape = load_run(home / "run.toml").model

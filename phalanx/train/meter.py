@@ -15,9 +15,9 @@ from phalanx.core.run import Run
 from phalanx.cost.flops import describe_convention, flops_per_token, utilization
 from phalanx.train.mesh import Mesh
 from phalanx.train.peak import known_peak, measured_gemm_flops
+from phalanx.train.precision.dtypes import Precision
 from phalanx.train.report import StepMetrics
 from phalanx.train.step import Engine, StepResult
-from phalanx.train.unit import Precision
 
 AXES = ("tensor", "pipeline", "data", "world")
 

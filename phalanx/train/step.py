@@ -21,8 +21,8 @@ from phalanx.train.model.batch import MicroBatch
 from phalanx.train.model.stage import build_stages
 from phalanx.train.optimizer import Optimizer, clip, global_norm
 from phalanx.train.parallel.data import ShardedUnit
+from phalanx.train.precision.dtypes import Precision
 from phalanx.train.recorder import Recorder
-from phalanx.train.unit import Precision
 from phalanx.train.wire import Form, Wire
 
 

@@ -20,11 +20,11 @@ from phalanx.train.generate import generate
 from phalanx.train.limits import refuse_untrainable
 from phalanx.train.mesh import Mesh, build_mesh
 from phalanx.train.meter import Meter, agree, find_peak, from_rank_0, time_split
+from phalanx.train.precision.dtypes import Precision
 from phalanx.train.report import Reporter, RunInfo, Silent, Summary
 from phalanx.train.rundir import RunDirectory
 from phalanx.train.state import own_pieces, progress, restore
 from phalanx.train.step import Engine, build_engine, evaluate, train_step
-from phalanx.train.unit import Precision
 from phalanx.train.worker import Worker
 
 INTERRUPTED = 75

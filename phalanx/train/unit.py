@@ -6,7 +6,6 @@ treated alike: first what tensor-parallel ranks must add up, then vectors, then 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 from weakref import WeakMethod
@@ -15,32 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.train.parameters import Box, Declaration, Held
+from phalanx.train.precision.dtypes import Precision
 
 Source = Callable[[Declaration, Box], Tensor]  # the values of one box of a parameter
-
-
-@dataclass(frozen=True)
-class Precision:
-    """The number formats of a run.
-
-    Attributes:
-        compute: of weights and activations in matrix products.
-        master: of the weights that the optimizer moves, of its moments, and of gradients where
-            they are accumulated and reduced.
-        name: fp32, fp64 or bf16, as layouts write it.
-    """
-
-    name: str
-    compute: torch.dtype
-    master: torch.dtype
-
-    @classmethod
-    def named(cls, name: str, device: torch.device) -> "Precision":
-        """fp32, fp64, bf16 (with fp32 masters), or auto: bf16 on a GPU and fp32 on a CPU."""
-        if name == "auto":
-            name = "bf16" if device.type == "cuda" else "fp32"
-        compute = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}[name]
-        return cls(name, compute, torch.float64 if name == "fp64" else torch.float32)
 
 
 class Slot(NamedTuple):

@@ -17,7 +17,7 @@ from phalanx.core.run import Recipe, Run
 from phalanx.data.batches import IGNORED, Batch, Stream
 from phalanx.train.model.inventory import declarations
 from phalanx.train.parameters import Declaration, Initial, initial_values, key_of, uniform_at
-from phalanx.train.unit import Precision
+from phalanx.train.precision.dtypes import Precision
 
 
 @dataclass(frozen=True)

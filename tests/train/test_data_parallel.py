@@ -9,7 +9,8 @@ from phalanx.core.layout import Layout
 from phalanx.train.mesh import build_mesh
 from phalanx.train.parallel.data import Reducer, ShardedUnit
 from phalanx.train.parameters import Declared, declared_in
-from phalanx.train.unit import Precision, Unit
+from phalanx.train.precision.dtypes import Precision
+from phalanx.train.unit import Unit
 from phalanx.verify.pool import RankPool
 
 pytestmark = pytest.mark.ranks

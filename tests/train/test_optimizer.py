@@ -15,8 +15,9 @@ from phalanx.train.mesh import build_mesh
 from phalanx.train.optimizer import MOMENTS, Optimizer, clip, global_norm
 from phalanx.train.parallel.data import ShardedUnit
 from phalanx.train.parameters import Declared, Initial, declared_in, initial_values
+from phalanx.train.precision.dtypes import Precision
 from phalanx.train.step import build_engine, update
-from phalanx.train.unit import Precision, Unit
+from phalanx.train.unit import Unit
 from phalanx.verify.cases import Question
 
 CPU = torch.device("cpu")

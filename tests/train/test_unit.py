@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from phalanx.train.parameters import Box, Declaration, Declared, declared_in
-from phalanx.train.unit import Precision, Unit
+from phalanx.train.precision.dtypes import Precision
+from phalanx.train.unit import Unit
 
 CPU = torch.device("cpu")
 FP64, BF16 = Precision.named("fp64", CPU), Precision.named("bf16", CPU)

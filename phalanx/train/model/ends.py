@@ -11,6 +11,7 @@ from phalanx.train.model.batch import MicroBatch
 from phalanx.train.model.layers import Dropout, norm_layer
 from phalanx.train.parallel.tensor import TensorParallel
 from phalanx.train.parameters import Declared
+from phalanx.train.precision.product import PLAIN, Product
 
 
 class Table(Declared):
@@ -26,6 +27,7 @@ class Table(Declared):
         super().__init__(name)
         self.declare("weight", (shape.vocab, shape.hidden), split=0)
         self.bias: nn.Parameter | None = None
+        self.product: Product = PLAIN  # few bits hold no vocabulary
         self.first, self.rows = share(shape.vocab, tp.group.size, tp.group.index)
 
 

@@ -1,6 +1,6 @@
 """The small layers that blocks are made of: projections, norms, rotary positions, dropout."""
 
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from phalanx.train.kernels import rms_norm
 from phalanx.train.model.batch import MicroBatch
 from phalanx.train.parallel.tensor import TensorParallel
 from phalanx.train.parameters import Declared, Start, key_of, uniform_at
+from phalanx.train.precision.product import Cut
 
 
 class Projection(Declared):
@@ -23,12 +24,13 @@ class Projection(Declared):
         self,
         prefix: str,
         sizes: tuple[int, int],
-        cut: Literal["out", "in"],
+        cut: Cut,
         tp: TensorParallel,
         *,
         bias: bool = False,
     ) -> None:
         super().__init__(prefix)
+        self.product = tp.products(prefix, cut)
         n_in, n_out = sizes
         start: Start = "residual" if cut == "in" else "normal"
         self.declare("weight", (n_out, n_in), split=0 if cut == "out" else 1, start=start)

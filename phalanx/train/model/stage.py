@@ -17,7 +17,8 @@ from phalanx.train.model.ends import Embedding, Head
 from phalanx.train.parallel.data import Reducer, ShardedUnit
 from phalanx.train.parallel.tensor import TensorParallel
 from phalanx.train.parameters import Initial, declared_in, initial_values
-from phalanx.train.unit import Precision, Unit
+from phalanx.train.precision.dtypes import Precision
+from phalanx.train.unit import Unit
 
 Part = Embedding | Block | Head
 

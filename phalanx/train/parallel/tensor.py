@@ -8,6 +8,7 @@ arXiv:2205.05198, section 4.2.2). Its cost twin is phalanx/cost/axes/tensor.py.
 Shapes: s sequence, b micro-batch, h hidden; s/t where a rank holds only its part.
 """
 
+from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from phalanx.train.autograd import apply
 from phalanx.train.comm import Group, Pending
-from phalanx.train.kernels import times
+from phalanx.train.precision.product import Gradient, Operand, Product, Products, plain
 
 
 class Linear(Protocol):
@@ -23,6 +24,7 @@ class Linear(Protocol):
 
     weight: nn.Parameter
     bias: nn.Parameter | None
+    product: Product
 
 
 class TensorParallel:
@@ -31,10 +33,12 @@ class TensorParallel:
     Attributes:
         group: the ranks along tp.
         sequence: whether activations outside the matrix pairs are cut along the sequence.
+        products: how each projection multiplies.
     """
 
-    def __init__(self, group: Group, *, sequence: bool) -> None:
+    def __init__(self, group: Group, *, sequence: bool, products: Products = plain) -> None:
         self.group = group
+        self.products = products
         self.sequence = sequence and group.size > 1
 
     @property
@@ -57,7 +61,8 @@ class TensorParallel:
             One [s, b, n/t] for each projection.
         """
         weights = [layer.weight for layer in layers]
-        outputs = cast(tuple[Tensor, ...], apply(_Columns, self, x, *weights))
+        products = [layer.product for layer in layers]
+        outputs = cast(tuple[Tensor, ...], apply(_Columns, self, products, x, *weights))
         return [
             y if layer.bias is None else y + layer.bias
             for y, layer in zip(outputs, layers, strict=True)
@@ -73,7 +78,7 @@ class TensorParallel:
         Returns:
             [s/t, b, h] under sequence parallelism, else [s, b, h].
         """
-        y = self.sum(cast(Tensor, apply(_Rows, x, layer.weight)))
+        y = self.sum(cast(Tensor, apply(_Rows, layer.product, x, layer.weight)))
         return y if layer.bias is None else y + layer.bias
 
     def sum(self, partial: Tensor) -> Tensor:
@@ -88,6 +93,14 @@ class TensorParallel:
             return x, Pending()
         whole = x.new_empty((x.shape[0] * self.group.size, *x.shape[1:]))
         return whole, self.group.all_gather(whole, x.contiguous(), purpose)
+
+    def gather_operand(self, x: Operand, purpose: str) -> tuple[Operand, Sequence[Pending]]:
+        """Start to put the parts of an input together, and those of its scales if they are cut."""
+        data, arriving = self.gather_sequence(x.data, purpose)
+        if x.scale is None or x.scale.dim() == 0:
+            return Operand(data, x.scale), [arriving]
+        scale, scales_arriving = self.gather_sequence(x.scale, f"{purpose} scales")
+        return Operand(data, scale), [arriving, scales_arriving]
 
     def reduce_sequence(self, x: Tensor, purpose: str) -> tuple[Tensor, Pending]:
         """Start to add up [s, b, h] over ranks, keeping [s/t, b, h]; or all of it without sp."""
@@ -106,32 +119,43 @@ class _Columns(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, tp: TensorParallel, x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-        ctx.tp = tp
-        ctx.save_for_backward(x, *weights)
-        whole, pending = tp.gather_sequence(x, "tp input")
-        pending.wait()
-        return tuple(times(whole, w) for w in weights)
+    def forward(
+        ctx: Any, tp: TensorParallel, products: list[Product], x: Tensor, *weights: Tensor
+    ) -> tuple[Tensor, ...]:
+        mine = products[0].input(x)
+        whole, arriving = tp.gather_operand(mine, "tp input")
+        operands = [product.weight(w) for product, w in zip(products, weights, strict=True)]
+        for pending in arriving:
+            pending.wait()
+        ctx.tp, ctx.products, ctx.scales = tp, products, [w.scale for w in operands]
+        ctx.save_for_backward(*mine, *weights)
+        return tuple(p.forward(whole, w) for p, w in zip(products, operands, strict=True))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        tp = cast(TensorParallel, ctx.tp)
-        x, *weights = cast(tuple[Tensor, ...], ctx.saved_tensors)
-        whole, gathered = tp.gather_sequence(x, "tp input again")
-        rows = [g.flatten(0, -2) for g in grads]
-        dx_partial = _sum_of_products(rows, weights).view(*grads[0].shape[:-1], -1)
+        tp, products = cast(TensorParallel, ctx.tp), cast(list[Product], ctx.products)
+        data, scale, *weights = ctx.saved_tensors
+        whole, arriving = tp.gather_operand(Operand(data, scale), "tp input again")
+        rows = [p.gradient(g.flatten(0, -2)) for p, g in zip(products, grads, strict=True)]
+        matrices = [
+            p.weight(w, scale) for p, w, scale in zip(products, weights, ctx.scales, strict=True)
+        ]
+        dx_partial = _sum_of_products(products, rows, matrices).view(*grads[0].shape[:-1], -1)
         dx, reduced = tp.reduce_sequence(dx_partial, "tp input gradient")
-        gathered.wait()
-        inputs = whole.flatten(0, -2)
-        dws = [g.t() @ inputs for g in rows]
+        for pending in arriving:
+            pending.wait()
+        dws = [p.weight_gradient(g.for_weight, whole) for p, g in zip(products, rows, strict=True)]
         reduced.wait()
-        return None, dx, *dws
+        return None, None, dx, *dws
 
 
-def _sum_of_products(rows: list[Tensor], weights: list[Tensor]) -> Tensor:
-    total = times(rows[0], weights[0].t())
-    for g, w in zip(rows[1:], weights[1:], strict=True):
-        total += times(g, w.t())
+def _sum_of_products(
+    products: Sequence[Product], rows: Sequence[Gradient], matrices: Sequence[Operand]
+) -> Tensor:
+    first, *others = zip(products, rows, matrices, strict=True)
+    total = first[0].input_gradient(first[1].for_input, first[2])
+    for product, g, w in others:
+        total += product.input_gradient(g.for_input, w)
     return total
 
 
@@ -139,16 +163,20 @@ class _Rows(torch.autograd.Function):
     """One product, of this rank's columns with its rows of the matrix."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return times(x, weight)
+    def forward(ctx: Any, product: Product, x: Tensor, weight: Tensor) -> Tensor:
+        mine, matrix = product.input(x), product.weight(weight)
+        ctx.product, ctx.scale = product, matrix.scale
+        ctx.save_for_backward(*mine, weight)
+        return product.forward(mine, matrix)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
-        x, weight = cast(tuple[Tensor, Tensor], ctx.saved_tensors)
-        rows = grads[0].flatten(0, -2)
-        dx = times(rows, weight.t()).view_as(x)
-        return dx, rows.t() @ x.flatten(0, -2)
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, Tensor]:
+        product = cast(Product, ctx.product)
+        data, scale, weight = ctx.saved_tensors
+        g = product.gradient(grads[0].flatten(0, -2))
+        dx = product.input_gradient(g.for_input, product.weight(weight, ctx.scale))
+        dw = product.weight_gradient(g.for_weight, Operand(data, scale))
+        return None, dx.view(data.shape), dw
 
 
 class _Sum(torch.autograd.Function):
