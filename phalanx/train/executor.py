@@ -10,6 +10,7 @@ from phalanx.core.schedule import Action, Kind
 from phalanx.train.model.batch import MicroBatch
 from phalanx.train.model.stage import Stage
 from phalanx.train.recorder import Recorder
+from phalanx.train.weight_gradients import Kept
 from phalanx.train.wire import Wire
 
 
@@ -28,6 +29,7 @@ class Executor:
         self._last = wire.schedule.num_stages - 1
         self._inputs: dict[tuple[int, int], Tensor] = {}
         self._outputs: dict[tuple[int, int], GradientEdge] = {}
+        self._kept: dict[tuple[int, int], Kept] = {}
         self._ready: dict[Action, Tensor] = {}
 
     def run(self, batches: Sequence[MicroBatch], scale: Tensor) -> Tensor:
@@ -72,14 +74,18 @@ class Executor:
                 return self._forward(action, batches[action.microbatch])
             case Kind.BACKWARD:
                 self._backward(action, scale)
+            case Kind.INPUT_GRAD:
+                with self.stages[action.stage].gradients.keeping() as kept:
+                    self._backward(action, scale, kept)
+                self._kept[action.stage, action.microbatch] = kept
+            case Kind.WEIGHT_GRAD:
+                self._weight_grad(action)
             case Kind.SEND_FORWARD | Kind.SEND_BACKWARD:
                 self.wire.send(action, self._ready.pop(action))
             case Kind.RECV_FORWARD | Kind.RECV_BACKWARD:
                 self.wire.expect(action)
             case Kind.REDUCE:
                 self.stages[action.stage].reducer.arm()
-            case _:
-                raise ValueError(f"the executor cannot do {action}")
         return None
 
     def _forward(self, action: Action, batch: MicroBatch, *, logits: bool = False) -> Tensor | None:
@@ -96,14 +102,15 @@ class Executor:
         self._ready[Action(stage, Kind.SEND_FORWARD, i)] = y.detach()
         return None
 
-    def _backward(self, action: Action, scale: Tensor) -> None:
+    def _backward(self, action: Action, scale: Tensor, kept: Kept | None = None) -> None:
+        """Go back through a stage; the gradients of its weights are left to W if `kept` is one."""
         stage, i = action.stage, action.microbatch
         edge = self._outputs.pop((stage, i))
         last = stage == self._last
         grad = scale if last else self._take(Action(stage, Kind.RECV_BACKWARD, i))
         reducer = self.stages[stage].reducer
         with self.recorder.span(str(action), "compute"):
-            reducer.begin_backward()
+            reducer.begin_backward(kept)
             torch.autograd.backward([edge], [grad])
             reducer.end_backward()
         if stage > 0:
@@ -111,6 +118,14 @@ class Executor:
             if x.grad is None:
                 raise RuntimeError(f"backward of stage {stage} left no gradient of its input")
             self._ready[Action(stage, Kind.SEND_BACKWARD, i)] = x.grad
+
+    def _weight_grad(self, action: Action) -> None:
+        stage = self.stages[action.stage]
+        kept = self._kept.pop((action.stage, action.microbatch))
+        with self.recorder.span(str(action), "compute"):
+            stage.reducer.begin_backward()
+            stage.gradients.do(kept)
+            stage.reducer.end_backward()
 
     def _take(self, action: Action) -> Tensor:
         with self.recorder.span(str(action), "wait"):

@@ -8,7 +8,7 @@ from typing import Any
 from phalanx.core.errors import PhalanxError, RefusedError
 from phalanx.core.layout import Layout
 from phalanx.data.synthetic import Masked
-from phalanx.train.limits import refuse_untrainable
+from phalanx.train.limits import SCHEDULES, refuse_untrainable
 from phalanx.verify.oracle import Case, Tables, default_case
 
 Table = dict[str, dict[str, Any]]
@@ -128,6 +128,10 @@ COVER = tuple(
     pp=2 tp=2 schedule=interleaved v=2 mb=2 recompute=selective | odd tied gpt qk-norm
     pp=2 tp=2 sp=off stages=2+3 mb=2 | smoothing dropout max-norm | holes
     pp=4 stages=2+1+3+1 mb=2 | tied documents
+    pp=2 schedule=zb-h1 | gpt tied
+    dp=2 pp=2 zero=2 schedule=zb-h1 recompute=full | odd tied documents
+    pp=4 tp=2 schedule=zb-h2 mb=2 | gpt odd dropout | holes
+    dp=2 pp=2 tp=2 zero=3 schedule=zb-h2 recompute=selective | tied smoothing
     tp=4 mb=4 recompute=full | mha odd smoothing
     dp=2 pp=2 tp=2 zero=3 schedule=interleaved v=2 recompute=full | odd tied dropout documents
     dp=4 shard=2 tp=2 zero=2 | gpt odd max-norm | holes
@@ -186,7 +190,7 @@ def _layout(random: Random, max_ranks: int) -> str:
     words["shard"] = random.choice([n for n in range(1, dp + 1) if dp % n == 0] + [dp] * 2)
     chosen: dict[str, object] = dict(words)
     chosen["recompute"] = random.choice(("none", "selective", "full"))
-    chosen["schedule"] = random.choice(("gpipe", "1f1b", "interleaved"))
+    chosen["schedule"] = random.choice(SCHEDULES)
     if pp > 1 and chosen["schedule"] == "interleaved":
         chosen["v"] = random.choice((1, 2, 2, 3) if pp <= 2 else (1, 2, 2))
     if tp > 1 and random.random() < 0.3:

@@ -18,6 +18,7 @@ from phalanx.train.model.batch import MicroBatch
 from phalanx.train.model.block import Block
 from phalanx.train.model.stage import Stage
 from phalanx.train.step import Engine
+from phalanx.train.weight_gradients import Kept
 
 Fault = Literal["lost", "doubled", "swapped"]
 
@@ -161,6 +162,11 @@ def keeps_the_last_micro_batch(engine: Engine) -> Engine:
     return replace(engine, executor=_remade(_KeepsTheLast, engine.executor))
 
 
+def forgets_weights_once(engine: Engine) -> Engine:
+    """The last split backward of each stage never gets to its weights."""
+    return replace(engine, executor=_remade(_ForgetsWeightsOnce, engine.executor))
+
+
 def forgets_documents(engine: Engine) -> Engine:
     """Tokens look into the document before theirs."""
     return replace(engine, executor=_remade(_ForgetsDocuments, engine.executor))
@@ -221,16 +227,23 @@ class _DividesByMicroBatches(Executor):
         return super().run(batches, scale / len(batches))
 
 
+class _ForgetsWeightsOnce(Executor):
+    def _weight_grad(self, action: Action) -> None:
+        if action.microbatch == self.wire.schedule.m - 1:
+            self._kept[action.stage, action.microbatch].clear()
+        super()._weight_grad(action)
+
+
 class _ForgetsDocuments(Executor):
     def run(self, batches: Sequence[MicroBatch], scale: Tensor) -> Tensor:
         return super().run([replace(batch, documents=None) for batch in batches], scale)
 
 
 class _KeepsTheLast(Executor):
-    def _backward(self, action: Action, scale: Tensor) -> None:
+    def _backward(self, action: Action, scale: Tensor, kept: Kept | None = None) -> None:
         for unit in self.stages[action.stage].all_units:
             unit._filled.clear()
-        super()._backward(action, scale)
+        super()._backward(action, scale, kept)
 
 
 def _without_a_block(stage: Stage) -> Stage:

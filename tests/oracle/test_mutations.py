@@ -27,6 +27,7 @@ STEPS = [
     (mutations.divides_by_micro_batches, Question("dp=1 mb=4")),
     (mutations.keeps_the_last_micro_batch, Question("dp=2 zero=1 mb=2")),
     (mutations.keeps_the_last_micro_batch, Question("pp=2 mb=4")),
+    (mutations.forgets_weights_once, Question("pp=2 schedule=zb-h1 mb=2")),
     (mutations.forgets_documents, Question("pp=2 mb=4", documents=True)),
     (mutations.skips_a_block, Question("pp=2 mb=4")),
     (mutations.decays_vectors, Question("dp=1 mb=8")),

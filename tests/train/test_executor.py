@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from phalanx.core.run import Run
-from phalanx.core.schedule import Action, Kind, Schedule
 from phalanx.train.executor import Executor
 from phalanx.train.mesh import build_mesh
 from phalanx.train.step import (
@@ -13,7 +12,6 @@ from phalanx.train.step import (
     count_valid,
     micro_batches,
 )
-from phalanx.train.wire import Wire
 from phalanx.verify.cases import Question
 from phalanx.verify.oracle import Case
 from phalanx.verify.pool import RankPool
@@ -51,15 +49,27 @@ def one_pass(run: Run) -> Trace:
     return Trace(
         computed=[s.label for s in engine.recorder.spans if s.category == "compute"],
         row=[str(action) for action in executor.row if action.kind.computes],
-        held=len(executor._inputs) + len(executor._outputs) + len(executor._ready),
+        held=sum(len(left) for left in _left(executor)),
         loss=loss.item(),
     )
+
+
+def _left(executor: Executor) -> tuple[dict, ...]:
+    return executor._inputs, executor._outputs, executor._ready, executor._kept
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     "layout",
-    ["pp=2 schedule=gpipe", "pp=2", "pp=3 mb=2", "pp=2 v=2 schedule=interleaved", "dp=2 zero=3"],
+    [
+        "pp=2 schedule=gpipe",
+        "pp=2",
+        "pp=3 mb=2",
+        "pp=2 v=2 schedule=interleaved",
+        "dp=2 zero=3",
+        "pp=2 schedule=zb-h1",
+        "dp=2 pp=2 schedule=zb-h2 zero=3",
+    ],
 )
 def test_a_rank_computes_its_row_and_keeps_nothing(ranks: RankPool, layout: str) -> None:
     run = Question(layout).case().run
@@ -94,14 +104,3 @@ def test_logits_do_not_depend_on_the_layout(ranks: RankPool, layout: str) -> Non
     logits = torch.cat(parts, -1)
     assert logits.shape == (32, 1, 96)
     torch.testing.assert_close(logits, whole, rtol=1e-12, atol=1e-13)
-
-
-def test_an_action_that_it_cannot_do_is_named() -> None:
-    engine = engine_of(Question("dp=1 mb=8", tables={"recipe": {"batch": 8}}).case().run)
-    row = (Action(0, Kind.FORWARD, 0), Action(0, Kind.WEIGHT_GRAD, 0))
-    schedule = Schedule("halves", 1, 1, 1, (row,), ranks=(0,))
-    wire = Wire(engine.mesh.pipeline, schedule, engine.executor.wire.form)
-    executor = Executor(engine.executor.stages, wire, engine.recorder)
-    batches = micro_batches(engine, 0, Case(engine.run).stream().batch(0, engine.positions()))
-    with pytest.raises(ValueError, match="the executor cannot do 0W0"):
-        executor.run(batches, torch.ones(()))

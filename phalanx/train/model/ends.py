@@ -1,17 +1,22 @@
 """Both ends of the model: tokens to activations, and activations to a loss."""
 
+from typing import Any, cast
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phalanx.core.layout import share
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe
+from phalanx.train.autograd import apply
 from phalanx.train.loss import Slice, token_losses
 from phalanx.train.model.batch import MicroBatch
 from phalanx.train.model.layers import Dropout, norm_layer
 from phalanx.train.parallel.tensor import TensorParallel
 from phalanx.train.parameters import Declared
 from phalanx.train.precision.product import PLAIN, Product
+from phalanx.train.weight_gradients import WeightGradients
 
 
 class Table(Declared):
@@ -56,16 +61,49 @@ class Embedding(nn.Module):
         """Tokens [s, b] to activations [s/t, b, h]."""
         x = self.tp.sum(self._my_rows(batch.tokens))
         if self.positions is not None:
-            x = x + F.embedding(self.tp.my_sequence(batch.positions), self.positions.weight)
+            x = x + self._look_up(self.tp.my_sequence(batch.positions), self.positions.weight)
         return self.drop(x, batch)
 
     def _my_rows(self, tokens: Tensor) -> Tensor:
         if self.tp.group.size == 1:
-            return F.embedding(tokens, self.table.weight)
+            return self._look_up(tokens, self.table.weight)
         local = tokens - self.table.first
         mine = (local >= 0) & (local < self.table.rows)
-        rows = F.embedding(local.where(mine, 0), self.table.weight)
+        rows = self._look_up(local.where(mine, 0), self.table.weight)
         return rows * mine.unsqueeze(-1)
+
+    def _look_up(self, ids: Tensor, table: Tensor) -> Tensor:
+        return cast(Tensor, apply(_Lookup, self.tp.gradients, ids, table))
+
+
+class _Lookup(torch.autograd.Function):
+    """Rows of a table; its backward adds each row's gradient up."""
+
+    @staticmethod
+    def forward(ctx: Any, gradients: WeightGradients, ids: Tensor, table: Tensor) -> Tensor:
+        ctx.gradients, ctx.parameter = gradients, table
+        ctx.save_for_backward(ids)
+        return F.embedding(ids, table)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (ids,) = cast(tuple[Tensor], ctx.saved_tensors)
+        return None, None, *ctx.gradients.finish(_LookupWork(ctx.parameter, ids, grads[0]))
+
+
+class _LookupWork:
+    """The gradient of a table: each token's gradient, added to the row that it took."""
+
+    def __init__(self, table: Tensor, ids: Tensor, grad: Tensor) -> None:
+        self.weights, self.ids, self.grad = (table,), ids, grad
+
+    def start(self) -> None:
+        """Send nothing: all is here."""
+
+    def finish(self) -> tuple[Tensor, ...]:
+        rows = self.weights[0].shape[0]
+        whole = torch.ops.aten.embedding_dense_backward(self.grad, self.ids, rows, -1, False)
+        return (cast(Tensor, whole),)
 
 
 class Head(nn.Module):

@@ -19,6 +19,7 @@ from phalanx.train.parallel.tensor import TensorParallel
 from phalanx.train.parameters import Initial, declared_in, initial_values
 from phalanx.train.precision.dtypes import Precision
 from phalanx.train.unit import Unit
+from phalanx.train.weight_gradients import WeightGradients
 
 Part = Embedding | Block | Head
 
@@ -32,6 +33,7 @@ class Stage:
         parts: what is computed, in order.
         units: of each part, the parameters it needs.
         reducer: of the gradients that this stage makes.
+        gradients: does the work of its weights, or keeps it where backward is split.
         recomputes: blocks keep only their input, and run again in backward.
     """
 
@@ -39,6 +41,7 @@ class Stage:
     parts: tuple[Part, ...]
     units: tuple[tuple[ShardedUnit, ...], ...]
     reducer: Reducer
+    gradients: WeightGradients
     recomputes: bool
 
     @property
@@ -100,19 +103,24 @@ class Stage:
 def build_stages(run: Run, mesh: Mesh, precision: Precision) -> dict[int, Stage]:
     """Build the stages that this rank holds, filled with their initial weights."""
     layout, shape = mesh.layout, run.model
-    tp = TensorParallel(mesh.tensor, sequence=bool(layout.sp))
     layers = layout.layers_of_stages(shape.layers)
     stages = {}
     for index in range(mesh.at.pp, layout.num_stages, layout.pp):
         first = sum(layers[:index])
+        gradients = WeightGradients()
+        tp = TensorParallel(mesh.tensor, sequence=bool(layout.sp), gradients=gradients)
         parts = _parts(run, tp, range(first, first + layers[index]))
         units = _UnitMaker(run, mesh, precision)
         per_part = tuple(units.of(part) for part in parts)
+        unique = list(dict.fromkeys(unit for group in per_part for unit in group))
+        for unit in unique:
+            gradients.adopt(unit, unit.unit.parameters)
         stages[index] = Stage(
             index=index,
             parts=tuple(parts),
             units=per_part,
-            reducer=Reducer(list(dict.fromkeys(unit for group in per_part for unit in group))),
+            reducer=Reducer(unique),
+            gradients=gradients,
             recomputes=layout.recompute == "full",
         )
     return stages

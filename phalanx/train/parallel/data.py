@@ -20,6 +20,7 @@ from torch import Tensor
 from phalanx.train.comm import Pending
 from phalanx.train.mesh import Mesh
 from phalanx.train.unit import Unit
+from phalanx.train.weight_gradients import Found, Kept
 
 
 class ShardedUnit:
@@ -27,7 +28,7 @@ class ShardedUnit:
 
     Attributes:
         unit: the flat vector.
-        on_complete: called when the current backward has made every gradient of the unit.
+        on_complete: called when the current backward has passed every parameter of the unit.
     """
 
     def __init__(self, unit: Unit, mesh: Mesh, *, tied: bool) -> None:
@@ -42,9 +43,10 @@ class ShardedUnit:
         stage = mesh.layout.zero_stage
         self.sharded, self.frees_grads, self.frees_weights = stage >= 1, stage >= 2, stage >= 3
         unit.allocate(mesh.device, sharded=self.sharded, separate=self.frees_weights)
-        unit.on_gradient(self._accumulate)
+        unit.on_gradient(self._arrive)
         self._whole_grad = unit.grad if not self.sharded else torch.empty(0)
-        self._arrived: set[int] = set()
+        self._passed: set[int] = set()
+        self._kept: Kept | None = None
         self._filled: set[int] = set()
         self._reducing: tuple[Pending, Tensor] | None = None
         self._reduced_before = False
@@ -54,8 +56,8 @@ class ShardedUnit:
 
     @property
     def complete(self) -> bool:
-        """Whether the current backward has made every gradient of the unit."""
-        return len(self._arrived) == len(self.unit.slots)
+        """Whether the current backward has passed every parameter of the unit."""
+        return len(self._passed) == len(self.unit.slots)
 
     # Weights
 
@@ -100,7 +102,15 @@ class ShardedUnit:
 
     # Gradients
 
-    def _accumulate(self, index: int, grad: Tensor) -> None:
+    def _arrive(self, index: int, grad: Tensor) -> None:
+        """Take a gradient from autograd: into the whole vector, or to what W will do."""
+        if self._kept is None:
+            self.accumulate(index, grad)
+        else:
+            self._kept.append(Found(self.unit.parameters[index], grad))
+        self.passed(index)
+
+    def accumulate(self, index: int, grad: Tensor) -> None:
         """Add one parameter's gradient to the whole vector, in the master dtype."""
         if self._whole_grad.numel() == 0:
             self._whole_grad = torch.empty(
@@ -112,7 +122,10 @@ class ShardedUnit:
         else:
             place.copy_(grad.reshape(-1))
         self._filled.add(index)
-        self._arrived.add(index)
+
+    def passed(self, index: int) -> None:
+        """Note that the current backward needs nothing more of parameter `index`."""
+        self._passed.add(index)
         if self.complete:
             self.on_complete()
 
@@ -120,9 +133,10 @@ class ShardedUnit:
         slot = self.unit.slots[index]
         return self._whole_grad[slot.start : slot.stop]
 
-    def begin_backward(self) -> None:
-        """Forget which gradients the previous backward made."""
-        self._arrived.clear()
+    def begin_backward(self, kept: Kept | None) -> None:
+        """Forget what the previous backward passed; keep gradients in `kept`, if there is one."""
+        self._passed.clear()
+        self._kept = kept
 
     def reduce(self) -> None:
         """Start to add up what has accumulated, over tensor- and data-parallel ranks."""
@@ -194,11 +208,11 @@ class Reducer:
         """From here on, what a backward leaves is final: reduce each unit as it completes."""
         self._armed = True
 
-    def begin_backward(self) -> None:
-        """Start a backward pass of the stage."""
+    def begin_backward(self, kept: Kept | None = None) -> None:
+        """Start a backward pass of the stage, or the half of it whose work W will do."""
         self._next = 0
         for unit in self._order:
-            unit.begin_backward()
+            unit.begin_backward(kept)
 
     def _poll(self) -> None:
         """Reduce the units whose turn has come."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from phalanx.train.autograd import apply
 from phalanx.train.comm import Group, Pending
 from phalanx.train.precision.product import Gradient, Operand, Product, Products, plain
+from phalanx.train.weight_gradients import WeightGradients
 
 
 class Linear(Protocol):
@@ -34,12 +35,21 @@ class TensorParallel:
         group: the ranks along tp.
         sequence: whether activations outside the matrix pairs are cut along the sequence.
         products: how each projection multiplies.
+        gradients: takes the work that is left for the gradients of weights.
     """
 
-    def __init__(self, group: Group, *, sequence: bool, products: Products = plain) -> None:
+    def __init__(
+        self,
+        group: Group,
+        *,
+        sequence: bool,
+        products: Products = plain,
+        gradients: WeightGradients | None = None,
+    ) -> None:
         self.group = group
         self.products = products
         self.sequence = sequence and group.size > 1
+        self.gradients = gradients or WeightGradients()
 
     @property
     def sequence_parts(self) -> int:
@@ -78,7 +88,7 @@ class TensorParallel:
         Returns:
             [s/t, b, h] under sequence parallelism, else [s, b, h].
         """
-        y = self.sum(cast(Tensor, apply(_Rows, layer.product, x, layer.weight)))
+        y = self.sum(cast(Tensor, apply(_Rows, self.gradients, layer.product, x, layer.weight)))
         return y if layer.bias is None else y + layer.bias
 
     def sum(self, partial: Tensor) -> Tensor:
@@ -114,7 +124,7 @@ class TensorParallel:
 class _Columns(torch.autograd.Function):
     """Gather, then multiply; backward gathers again rather than keep the whole sequence.
 
-    Both messages of the backward pass travel behind a product: the input is gathered while the
+    Both messages of a whole backward travel behind a product: the input is gathered while the
     input gradient is computed, and that is reduced while the weight gradients are computed.
     """
 
@@ -128,6 +138,7 @@ class _Columns(torch.autograd.Function):
         for pending in arriving:
             pending.wait()
         ctx.tp, ctx.products, ctx.scales = tp, products, [w.scale for w in operands]
+        ctx.parameters = weights
         ctx.save_for_backward(*mine, *weights)
         return tuple(p.forward(whole, w) for p, w in zip(products, operands, strict=True))
 
@@ -135,18 +146,45 @@ class _Columns(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         tp, products = cast(TensorParallel, ctx.tp), cast(list[Product], ctx.products)
         data, scale, *weights = ctx.saved_tensors
-        whole, arriving = tp.gather_operand(Operand(data, scale), "tp input again")
         rows = [p.gradient(g.flatten(0, -2)) for p, g in zip(products, grads, strict=True)]
+        work = _ColumnsWork(tp, ctx.parameters, products, Operand(data, scale), rows)
+        tp.gradients.start(work)
         matrices = [
             p.weight(w, scale) for p, w, scale in zip(products, weights, ctx.scales, strict=True)
         ]
         dx_partial = _sum_of_products(products, rows, matrices).view(*grads[0].shape[:-1], -1)
         dx, reduced = tp.reduce_sequence(dx_partial, "tp input gradient")
-        for pending in arriving:
-            pending.wait()
-        dws = [p.weight_gradient(g.for_weight, whole) for p, g in zip(products, rows, strict=True)]
+        dws = tp.gradients.finish(work)
         reduced.wait()
         return None, None, dx, *dws
+
+
+class _ColumnsWork:
+    """The gradients of matrices cut by columns: g^T x each, for the gathered input x."""
+
+    def __init__(
+        self,
+        tp: TensorParallel,
+        weights: tuple[Tensor, ...],
+        products: Sequence[Product],
+        x: Operand,
+        rows: Sequence[Gradient],
+    ) -> None:
+        self.tp, self.weights, self.products = tp, weights, products
+        self.x = self.whole = x
+        self.for_weights = [g.for_weight for g in rows]
+        self.arriving: Sequence[Pending] = ()
+
+    def start(self) -> None:
+        self.whole, self.arriving = self.tp.gather_operand(self.x, "tp input again")
+
+    def finish(self) -> tuple[Tensor, ...]:
+        for pending in self.arriving:
+            pending.wait()
+        return tuple(
+            product.weight_gradient(g, self.whole)
+            for product, g in zip(self.products, self.for_weights, strict=True)
+        )
 
 
 def _sum_of_products(
@@ -163,20 +201,36 @@ class _Rows(torch.autograd.Function):
     """One product, of this rank's columns with its rows of the matrix."""
 
     @staticmethod
-    def forward(ctx: Any, product: Product, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, gradients: WeightGradients, product: Product, x: Tensor, weight: Tensor
+    ) -> Tensor:
         mine, matrix = product.input(x), product.weight(weight)
-        ctx.product, ctx.scale = product, matrix.scale
+        ctx.gradients, ctx.product = gradients, product
+        ctx.parameter, ctx.scale = weight, matrix.scale
         ctx.save_for_backward(*mine, weight)
         return product.forward(mine, matrix)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, Tensor]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         product = cast(Product, ctx.product)
         data, scale, weight = ctx.saved_tensors
         g = product.gradient(grads[0].flatten(0, -2))
         dx = product.input_gradient(g.for_input, product.weight(weight, ctx.scale))
-        dw = product.weight_gradient(g.for_weight, Operand(data, scale))
-        return None, dx.view(data.shape), dw
+        work = _RowsWork(ctx.parameter, product, Operand(data, scale), g.for_weight)
+        return None, None, dx.view(data.shape), *ctx.gradients.finish(work)
+
+
+class _RowsWork:
+    """The gradient of a matrix cut by rows: g^T x."""
+
+    def __init__(self, weight: Tensor, product: Product, x: Operand, g: Operand) -> None:
+        self.weights, self.product, self.x, self.g = (weight,), product, x, g
+
+    def start(self) -> None:
+        """Send nothing: both factors are here."""
+
+    def finish(self) -> tuple[Tensor, ...]:
+        return (self.product.weight_gradient(self.g, self.x),)
 
 
 class _Sum(torch.autograd.Function):

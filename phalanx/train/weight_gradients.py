@@ -1,0 +1,125 @@
+"""Gradients of weights now or later: the half of a backward for which only the optimizer waits.
+
+The stage before waits for the gradient of a product's input, but nobody for that of its weight.
+So a schedule may split a backward into I, which goes through the layers, and W, which makes up
+for the weights whenever the rank would idle (Qi et al. 2024, arXiv:2401.10241, section 2).
+
+A layer hands the gradients of its weights over as `Work`. Whether that is done at once or kept
+for W is decided in this file alone.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Work(Protocol):
+    """What is left to do for the gradients of a few weights, with the tensors that it takes."""
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        """The parameters, as the modules hold them."""
+
+    def start(self) -> None:
+        """Send off the messages that it needs."""
+
+    def finish(self) -> tuple[Tensor, ...]:
+        """Wait for them and compute one gradient for each weight."""
+
+
+class Owner(Protocol):
+    """Who accumulates the gradients of some parameters: a unit."""
+
+    def accumulate(self, index: int, grad: Tensor) -> None:
+        """Add to the gradient of parameter `index`."""
+
+    def passed(self, index: int) -> None:
+        """Note that this backward needs nothing more of parameter `index`."""
+
+
+class Found:
+    """Work that is done: the gradient of a vector, which I finds on its way."""
+
+    def __init__(self, weight: Tensor, grad: Tensor) -> None:
+        self.weights, self._grad = (weight,), grad
+
+    def start(self) -> None:
+        """Nothing has to be sent."""
+
+    def finish(self) -> tuple[Tensor, ...]:
+        """The gradient as it was found."""
+        return (self._grad,)
+
+
+Kept = deque[Work]
+
+
+class WeightGradients:
+    """Does the work of one stage's weights at once, or keeps it while a backward says so."""
+
+    def __init__(self) -> None:
+        self._owners: dict[Tensor, tuple[Owner, int]] = {}
+        self._kept: Kept | None = None
+
+    def adopt(self, owner: Owner, parameters: Sequence[Tensor]) -> None:
+        """Let `owner` accumulate the gradients of these parameters."""
+        for index, parameter in enumerate(parameters):
+            self._owners[parameter] = owner, index
+
+    def start(self, work: Work) -> None:
+        """Send off the messages of some work, unless it will be kept."""
+        if self._kept is None:
+            work.start()
+
+    def finish(self, work: Work) -> tuple[Tensor | None, ...]:
+        """Do some work, or keep it. Called when nothing more is done with the weights themselves.
+
+        Returns:
+            What autograd's backward returns for the weights: their gradients, or None for each.
+        """
+        if self._kept is None:
+            return work.finish()
+        self._kept.append(work)
+        for weight in work.weights:
+            owner, index = self._owners[weight]
+            owner.passed(index)
+        return (None,) * len(work.weights)
+
+    @contextmanager
+    def keeping(self) -> Iterator[Kept]:
+        """Inside, work is kept in the queue that this yields: the backward is an I."""
+        self._kept = Kept()
+        try:
+            yield self._kept
+        finally:
+            self._kept = None
+
+    def do(self, kept: Kept) -> None:
+        """Do what an I has kept, in its order: this is the W. The queue is empty afterwards.
+
+        The messages of the next work travel while this one is computed.
+        """
+        left = Counter(weight for work in kept for weight in work.weights)
+        with torch.no_grad():
+            for work in _started_ahead(kept):
+                for weight, grad in zip(work.weights, work.finish(), strict=True):
+                    owner, index = self._owners[weight]
+                    owner.accumulate(index, grad)
+                    left[weight] -= 1
+                    if not left[weight]:  # a tied table has work from both ends of the model
+                        owner.passed(index)
+
+
+def _started_ahead(kept: Kept) -> Iterator[Work]:
+    """Take work from the queue, the next already started."""
+    if kept:
+        kept[0].start()
+    while kept:
+        work = kept.popleft()
+        if kept:
+            kept[0].start()
+        yield work
