@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from phalanx.train.checkpoint import Checkpoint
 
 SCHEMA = 1
-PRECISIONS = ("fp32", "bf16", "fp64")
+PRECISIONS = ("fp32", "bf16", "fp16", "fp64")
 
 
 def arguments(parser: ArgumentParser) -> None:

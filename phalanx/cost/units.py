@@ -11,7 +11,7 @@ from phalanx.core.layout import Coordinates, Layout, share
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Run
 
-_BYTES = {"fp64": (8, 8), "fp32": (4, 4), "bf16": (2, 4)}
+_BYTES = {"fp64": (8, 8), "fp32": (4, 4), "bf16": (2, 4), "fp16": (2, 4)}
 
 
 class UnitSize(NamedTuple):

@@ -5,7 +5,7 @@ from phalanx.core.run import Run
 from phalanx.cost.traffic import refuse_impossible
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2")
-PRECISIONS = ("auto", "fp32", "bf16", "fp64")
+PRECISIONS = ("auto", "fp32", "bf16", "fp64", "fp16")
 RECOMPUTE = ("none", "selective", "full")
 
 

@@ -164,6 +164,7 @@ class Meter:
             data_wait_seconds=agreed.data_wait,
             peak_bytes=self.memory,
             skipped=result.skipped,
+            loss_scale=result.loss_scale,
             seconds_left=(last - step - 1) * statistics.median(self._recent),
         )
 

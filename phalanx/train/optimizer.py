@@ -105,6 +105,7 @@ def global_norm(units: Sequence[ShardedUnit], world: Group, kind: float) -> floa
         total += torch.stack(norms).amax()
     elif norms:
         total += torch.stack(norms).square().sum()
+    total.nan_to_num_(nan=math.inf, posinf=math.inf)  # a maximum of messages may lose a nan
     world.all_reduce(total, "gradient norm", largest=math.isinf(kind)).wait()
     return total.item() if math.isinf(kind) else math.sqrt(total.item())
 

@@ -22,7 +22,7 @@ class RunInfo:
         directory: where the run is written; empty when nothing is.
         model: sizes, vocabulary as it is really used.
         layout: how the step is cut.
-        precision: of the matrix products, resolved: fp32, bf16 or fp64.
+        precision: of the matrix products, resolved, as layouts write it.
         stages: blocks on each pipeline stage.
         micro_batches: per rank and step.
         parameters: of the whole model, tied tables counted once.
@@ -72,6 +72,7 @@ class StepMetrics:
         data_wait_seconds: that the slowest rank waited for its batch.
         peak_bytes: most memory held by any rank so far.
         skipped: the update was not applied (its loss or gradient was not finite).
+        loss_scale: what the loss was multiplied with before backward; 1 but for fp16.
         seconds_left: until the last step, at the present speed.
     """
 
@@ -89,6 +90,7 @@ class StepMetrics:
     data_wait_seconds: float = 0.0
     peak_bytes: int = 0
     skipped: bool = False
+    loss_scale: float = 1.0
     seconds_left: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -107,6 +109,7 @@ class StepMetrics:
             "data_wait_seconds": self.data_wait_seconds,
             "peak_bytes": self.peak_bytes,
             "skipped": self.skipped,
+            "loss_scale": self.loss_scale,
         }
 
 

@@ -25,6 +25,7 @@ def progress(engine: Engine, step: int, corpus: str) -> dict[str, Any]:
     return {
         "step": step,
         "updates": engine.optimizer.updates,
+        "loss_scale": [engine.loss_scale.value, engine.loss_scale.clean],
         "seed": recipe.seed,
         "seq": recipe.seq,
         "batch": recipe.batch,
@@ -64,6 +65,8 @@ def restore(engine: Engine, checkpoint: Checkpoint, corpus: str) -> int:
                 f"resume with the same, or start a new run"
             )
     engine.optimizer.updates = int(state["updates"])
+    if engine.loss_scale.dynamic and "loss_scale" in state:
+        engine.loss_scale.value, engine.loss_scale.clean = state["loss_scale"]
     for sharded in engine.units:
         unit = sharded.unit
         moments = _saved_moments(checkpoint, unit)

@@ -22,6 +22,7 @@ from phalanx.train.model.stage import build_stages
 from phalanx.train.optimizer import Optimizer, clip, global_norm
 from phalanx.train.parallel.data import ShardedUnit
 from phalanx.train.precision.dtypes import Precision
+from phalanx.train.precision.loss_scale import LossScale
 from phalanx.train.recorder import Recorder
 from phalanx.train.wire import Form, Wire
 
@@ -33,11 +34,13 @@ class StepResult(NamedTuple):
         loss: nats per valid token of the global batch.
         grad_norm: before clipping.
         skipped: a loss or gradient was not finite, and the weights did not move.
+        loss_scale: what the loss was multiplied with.
     """
 
     loss: float
     grad_norm: float
     skipped: bool
+    loss_scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class Engine:
         executor: of the training schedule.
         optimizer: of this rank's part of the master weights.
         recorder: of what this rank does when.
+        loss_scale: of the next step.
     """
 
     run: Run
@@ -59,6 +63,7 @@ class Engine:
     executor: Executor
     optimizer: Optimizer
     recorder: Recorder
+    loss_scale: LossScale
 
     def positions(self) -> range:
         """Which sequences of the global batch this rank works on."""
@@ -104,6 +109,7 @@ def build_engine(run: Run, mesh: Mesh) -> Engine:
         executor=Executor(stages, wire, recorder),
         optimizer=Optimizer(run.recipe, units),
         recorder=recorder,
+        loss_scale=precision.loss_scale(),
     )
 
 
@@ -126,10 +132,11 @@ def forward_backward(engine: Engine, step: int, batch: Batch) -> float:
     """
     batches = micro_batches(engine, step, batch)
     valid = count_valid(engine, batches)
-    loss = engine.executor.run(batches, 1 / valid)
+    loss = engine.executor.run(batches, engine.loss_scale.value / valid)
     with engine.recorder.span("reduce", "communicate"):
         for unit in engine.units:
             unit.finish()
+        engine.loss_scale.unscale(unit.unit.grad for unit in engine.units)
         return mean_loss(engine, loss, valid)
 
 
@@ -142,7 +149,9 @@ def update(engine: Engine, loss: float) -> StepResult:
         if not skipped:
             clip(engine.units, norm, recipe.clip)
             engine.optimizer.step()
-    return StepResult(loss, norm, skipped)
+    used = engine.loss_scale.value
+    engine.loss_scale.learn(skipped=skipped)
+    return StepResult(loss, norm, skipped, used)
 
 
 def evaluate(engine: Engine, executor: Executor, batch: Batch) -> float:

@@ -217,7 +217,8 @@ def _steps(session: Session, first: int, last: int) -> tuple[int, bool]:
             if session.directory:
                 session.directory.write_step(metrics)
             session.reporter.on_step(metrics)
-            skipped_in_a_row = skipped_in_a_row + 1 if result.skipped else 0
+            hopeless = result.skipped and not engine.loss_scale.can_fall
+            skipped_in_a_row = skipped_in_a_row + 1 if hopeless else 0
             _give_up_if_lost(skipped_in_a_row, metrics.loss)
             if step - first == _TRACED[-1] or (step == last - 1 and recorder.spans):
                 _write_timeline(session)

@@ -106,6 +106,8 @@ COVER = tuple(
     for line in """
     dp=1 mb=2 recompute=full | tied dropout smoothing
     dp=1 precision=bf16 | odd
+    tp=2 mb=2 precision=fp16 | gpt odd max-norm
+    dp=2 pp=2 zero=2 precision=fp16 | tied dropout | holes
     dp=2 zero=0 mb=2 | gpt sgd
     dp=2 zero=1 recompute=selective | odd tied dropout documents
     dp=2 zero=2 precision=fp32 | smoothing qk-norm

@@ -64,6 +64,7 @@ class Tolerance:
 TOLERANCES = {
     "fp64": Tolerance(1e-10, 1e-10, 1e-10, 1e-10, element=1e-8, noise=1e-15),
     "fp32": Tolerance(1e-5, 1e-5, 1e-5, 1e-5, element=1e-3, noise=1e-7),
+    "fp16": Tolerance(1e-3, 5e-3, 1e-2, 2e-3, element=5e-2, noise=5e-4),
     "bf16": Tolerance(5e-3, 3e-2, 5e-2, 1e-2, element=2e-1, noise=3e-3),
 }
 _SMALLEST = 1e-300  # keeps a division by the norm of a tensor of zeros finite

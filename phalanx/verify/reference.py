@@ -22,7 +22,10 @@ from phalanx.train.precision.dtypes import Precision
 
 @dataclass(frozen=True)
 class ReferenceStep:
-    """What one step did, by global parameter name: loss, norm before clipping, tensors after."""
+    """What one step did, by global parameter name: loss, norm before clipping, tensors after.
+
+    A step whose norm is not finite moved nothing.
+    """
 
     loss: float
     grad_norm: float
@@ -41,12 +44,15 @@ def reference_steps(run: Run, stream: Stream, steps: int) -> list[ReferenceStep]
         for name, d in declared.items()
     }
     optimizer = _optimizer(recipe, declared, master)
-    done = []
+    done: list[ReferenceStep] = []
+    factor = _LossScale(precision.compute == torch.float16)
     for step in range(steps):
         batch = stream.batch(step, range(recipe.batch))
         optimizer.zero_grad()
         loss = _loss(run, _cast(master, precision.compute), batch, step)
-        loss.backward()
+        (loss * factor.value).backward()
+        for w in master.values():
+            w.grad = _grad(w) / factor.value
         grads = {name: _grad(w) for name, w in master.items()}
         norm = torch.linalg.vector_norm(
             torch.stack([torch.linalg.vector_norm(g, recipe.clip_norm) for g in grads.values()]),
@@ -56,11 +62,31 @@ def reference_steps(run: Run, stream: Stream, steps: int) -> list[ReferenceStep]
             for w, g in zip(master.values(), grads.values(), strict=True):
                 w.grad = g * (recipe.clip / norm)
         for group in optimizer.param_groups:
-            group["lr"] = recipe.learning_rate_at(step)
-        optimizer.step()
+            group["lr"] = recipe.learning_rate_at(factor.updates)
+        if factor.accepts(loss, norm):
+            optimizer.step()
         weights = {name: w.detach().clone() for name, w in master.items()}
         done.append(ReferenceStep(loss.item(), norm.item(), grads, weights))
     return done
+
+
+class _LossScale:
+    """The dynamic loss scale of fp16 (torch.amp.GradScaler), and how many steps it accepted."""
+
+    def __init__(self, dynamic: bool) -> None:
+        self.dynamic, self.value, self.streak, self.updates = dynamic, 65536.0, 0, 0
+        if not dynamic:
+            self.value = 1.0
+
+    def accepts(self, loss: Tensor, norm: Tensor) -> bool:
+        """Whether a step may move the weights; what the next one's scale is follows from it."""
+        if not torch.isfinite(loss + norm):
+            self.value, self.streak = self.value / (2 if self.dynamic else 1), 0
+            return False
+        self.updates, self.streak = self.updates + 1, self.streak + 1
+        if self.dynamic and self.streak % 2000 == 0:
+            self.value *= 2
+        return True
 
 
 def _grad(weight: Tensor) -> Tensor:

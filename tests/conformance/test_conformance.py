@@ -52,6 +52,7 @@ CASES = [
     ("gpt", "dp=2 pp=2 tp=2 zero=2"),
     ("tied", "dp=2 pp=2 tp=2 zero=3 recompute=full"),
     ("llama", "pp=2 tp=2 precision=bf16"),
+    ("tied", "dp=2 pp=2 tp=2 zero=3 precision=fp16"),
 ]
 
 

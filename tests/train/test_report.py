@@ -8,7 +8,7 @@ from phalanx.train.report import StepMetrics, Summary
 # What scripts rely on.
 METRICS_KEYS = {
     "step", "loss", "grad_norm", "lr", "tokens", "seconds", "tokens_per_second", "mfu", "hfu",
-    "data_wait_seconds", "peak_bytes", "skipped",
+    "data_wait_seconds", "peak_bytes", "skipped", "loss_scale",
 }  # fmt: skip
 
 

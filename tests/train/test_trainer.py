@@ -45,7 +45,7 @@ def under(run: Run, line: str, **recipe: int) -> Run:
 
 
 @pytest.mark.parametrize(
-    "line", ["dp=1", "dp=2 pp=2 zero=3", "pp=2 tp=2", "dp=4 shard=2 zero=2", "dp=2 precision=bf16"]
+    "line", ["dp=1", "dp=2 pp=2 zero=3", "pp=2 tp=2", "dp=4 shard=2 zero=2", "dp=2 precision=fp16"]
 )
 def test_half_a_run_and_the_other_half_are_the_whole_run_bit_for_bit(
     ranks: RankPool, tmp_path: Path, text: Path, line: str
