@@ -29,7 +29,7 @@ class ModelShape:
         vocab: V, number of token ids.
         tied: the output head is the embedding, transposed.
         max_positions: rows of the learned position table.
-        bias: linear layers carry a bias (GPT family).
+        bias: linear layers carry a bias (GPT family), but for those of latent attention.
         qk_norm: an RMSNorm of each query and key head before positions (Qwen3).
         experts, top_k, shared_experts, moe_ffn, dense_layers: mixture of experts; with
             experts 0 every layer is dense.
@@ -84,8 +84,33 @@ class ModelShape:
                 f"{self.heads} heads cannot share {self.kv_heads} kv heads; "
                 f"model.kv_heads must divide {self.heads}"
             )
-        if self.positions == "rope" and self.head_dim % 2 and not self.kv_lora_rank:
+        if self.is_mla:
+            self._check_latent_attention()
+        elif self.positions == "rope" and self.head_dim % 2:
             raise UsageError(f"rope needs an even head size; model.head_dim is {self.head_dim}")
+
+    def _check_latent_attention(self) -> None:
+        for key in ("qk_nope", "qk_rope", "v_head"):
+            if getattr(self, key) < 1:
+                raise UsageError(
+                    f"model.{key} is {getattr(self, key)}; latent attention needs at least 1"
+                )
+        if self.qk_rope % 2:
+            raise UsageError(f"rope needs an even size; model.qk_rope is {self.qk_rope}")
+        if self.v_head > self.qk_width:
+            raise UsageError(
+                f"model.v_head is {self.v_head}; it can be up to qk_nope + qk_rope = "
+                f"{self.qk_width}"
+            )
+        if self.kv_heads != self.heads:
+            raise UsageError(
+                f"latent attention has a key and a value for each head; model.kv_heads can be "
+                f"{self.heads}, not {self.kv_heads}"
+            )
+        if self.qk_norm:
+            raise UsageError(
+                "latent attention has norms of its own, before heads; use model.qk_norm=false"
+            )
 
     def _default_head_dim(self) -> int:
         if self.hidden % self.heads:
@@ -109,6 +134,16 @@ class ModelShape:
     def is_mla(self) -> bool:
         """Whether attention is multi-head latent attention."""
         return self.kv_lora_rank > 0
+
+    @property
+    def qk_width(self) -> int:
+        """Channels of one query or key."""
+        return self.qk_nope + self.qk_rope if self.is_mla else self.head_dim
+
+    @property
+    def rotary_dim(self) -> int:
+        """Channels of a query or key that rotary positions turn."""
+        return self.qk_rope if self.is_mla else self.head_dim
 
     @property
     def moe_layers(self) -> int:

@@ -195,11 +195,13 @@ def _latent_attention(shape: ModelShape, seq: int, element: int, stack: Stack) -
     """DeepSeek-V2 (arXiv:2405.04434), section 2.1: compressed q and kv, with a norm on each."""
     a, qk = shape.heads, shape.qk_nope + shape.qk_rope
     yield Saved("attention input", shape.hidden * element, "sequence")
-    if shape.q_lora_rank:
-        yield from _norm("query norm", shape, element, stack, width=shape.q_lora_rank)
-        yield Saved("compressed query", shape.q_lora_rank * element, "sequence")
-    yield from _norm("key-value norm", shape, element, stack, width=shape.kv_lora_rank)
-    yield Saved("compressed key-value", shape.kv_lora_rank * element, "sequence")
+    if stack.angles and shape.positions == "rope":
+        yield Saved("rotary angles", shape.qk_rope * element, "whole")
+    for name, rank in (("query", shape.q_lora_rank), ("key-value", shape.kv_lora_rank)):
+        if rank:
+            yield Saved(f"{name} norm input", rank * element, "sequence")
+            yield Saved(f"{name} norm statistics", FP32 * stack.statistics, "sequence")
+            yield Saved(f"compressed {name}", rank * element, "sequence")
     yield Saved("query", a * qk * element, "tp")
     yield Saved("key", a * qk * element, "tp")
     yield Saved("value", a * shape.v_head * element, "tp")

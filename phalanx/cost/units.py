@@ -90,15 +90,47 @@ def _block(shape: ModelShape, layout: Layout, tp: int, layer: int) -> UnitSize:
     Under sp each rank applies these to its part of the sequence; norms of heads, with or without,
     to its own heads.
     """
-    h, d, f = shape.hidden, shape.head_dim, share(shape.ffn, layout.tp, tp)[1]
-    a, g = shape.heads // layout.tp, shape.kv_heads // layout.tp
-    columns = (a + 2 * g) * d + (2 * f if shape.activation == "swiglu" else f)
-    rows = a * d + f
-    biases = columns if shape.bias else 0
-    whole = 2 * shape.norm_params() + (2 * h if shape.bias else 0)
-    heads = 2 * d if shape.qk_norm else 0
-    params = h * (columns + rows) + biases + whole + heads
-    return UnitSize(f"blocks.{layer}", params, heads + (whole if layout.sp else 0))
+    attention = _latent_attention if shape.is_mla else _attention
+    parts = [attention(shape, layout.tp), _mlp(shape, share(shape.ffn, layout.tp, tp)[1])]
+    cut = sum(part.cut for part in parts)
+    whole = 2 * shape.norm_params() + sum(part.whole for part in parts)
+    heads = sum(part.heads for part in parts)
+    return UnitSize(f"blocks.{layer}", cut + whole + heads, heads + (whole if layout.sp else 0))
+
+
+class _Part(NamedTuple):
+    """Elements of a part of a block on one rank.
+
+    Attributes:
+        cut: of what tp cuts.
+        whole: of what every rank holds, and under sp applies to its part of the sequence.
+        heads: of what every rank holds and applies to its own heads.
+    """
+
+    cut: int
+    whole: int = 0
+    heads: int = 0
+
+
+def _attention(shape: ModelShape, tp: int) -> _Part:
+    h, d, a, g = shape.hidden, shape.head_dim, shape.heads // tp, shape.kv_heads // tp
+    columns = (a + 2 * g) * d
+    cut = h * (columns + a * d) + (columns if shape.bias else 0)
+    return _Part(cut, h if shape.bias else 0, 2 * d if shape.qk_norm else 0)
+
+
+def _latent_attention(shape: ModelShape, tp: int) -> _Part:
+    """What compresses is whole on every rank; what expands is cut by heads."""
+    h, a, r_q, r_kv = shape.hidden, shape.heads // tp, shape.q_lora_rank, shape.kv_lora_rank
+    expand = (r_q or h) * shape.qk_width + r_kv * (shape.qk_nope + shape.v_head)
+    whole = (h * r_q + r_q) + (h * r_kv + r_kv) + h * shape.qk_rope
+    return _Part(a * (expand + shape.v_head * h), whole)
+
+
+def _mlp(shape: ModelShape, f: int) -> _Part:
+    columns = 2 * f if shape.activation == "swiglu" else f
+    cut = shape.hidden * (columns + f) + (columns if shape.bias else 0)
+    return _Part(cut, shape.hidden if shape.bias else 0)
 
 
 def padded_seq(run: Run) -> int:

@@ -1,4 +1,4 @@
-"""Two operations that torch does slowly on a CPU, done faster. On a GPU its own are used.
+"""Three operations that torch does slowly on a CPU, done faster. On a GPU its own are used.
 
 `benchmarks/gemm_share.py` measures what they gain; see docs/decisions/0006-products-on-cpu.md.
 """
@@ -26,6 +26,57 @@ def times(x: Tensor, w: Tensor) -> Tensor:
     if _ONEDNN and large and x.dtype == torch.float32 and x.device.type == "cpu":
         return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, w, None, "none", [], ""))
     return F.linear(x, w)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """softmax(q k^T / sqrt(d)) v without keeping the scores; causal where there is no mask.
+
+    On a CPU torch fuses this only for values as wide as keys: narrower ones are padded on the way
+    into its kernel, and not kept so.
+
+    Args:
+        q: [b, a, s, d].
+        k: [b, g, s, d]; a is a multiple of g.
+        v: [b, g, s, d_v].
+        mask: bool, to be broadcast to [b, a, s, s].
+
+    Returns:
+        [b, a, s, d_v].
+    """
+    if v.shape[-1] < k.shape[-1] and v.device.type == "cpu":
+        return cast(Tensor, apply(_NarrowValues, q, k, v, mask))
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=q.shape[1] != k.shape[1]
+    )
+
+
+class _NarrowValues(torch.autograd.Function):
+    """Flash attention (Dao et al. 2022, arXiv:2205.14135) with d_v < d."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        added = None if mask is None else q.new_zeros(mask.shape).masked_fill_(~mask, -torch.inf)
+        wide, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, _widened(v, k), is_causal=mask is None, attn_mask=added
+        )
+        b, a, s, _ = q.shape
+        out = q.new_empty(s, b, a, v.shape[-1]).permute(1, 2, 0, 3).copy_(wide[..., : v.shape[-1]])
+        ctx.save_for_backward(q, k, v, out, sums, added)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        q, k, v, out, sums, added = cast(tuple[Tensor, ...], ctx.saved_tensors)
+        grad, v_wide, out_wide = (_widened(x, k) for x in (grads[0], v, out))
+        dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad, q, k, v_wide, out_wide, sums, 0.0, added is None, attn_mask=added
+        )
+        return dq, dk, dv[..., : v.shape[-1]], None
+
+
+def _widened(x: Tensor, like: Tensor) -> Tensor:
+    """Zeros behind the last dim, until it is as long as that of `like`."""
+    return F.pad(x, (0, like.shape[-1] - x.shape[-1]))
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

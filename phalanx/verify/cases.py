@@ -13,6 +13,7 @@ from phalanx.verify.oracle import Case, Tables, default_case
 
 Table = dict[str, dict[str, Any]]
 
+LATENT = {"kv_heads": 4, "kv_lora_rank": 20, "qk_nope": 12, "qk_rope": 6, "v_head": 14}
 FEATURES: Mapping[str, Tables] = {
     "tied": {"model": {"tied": True}},
     "mha": {"model": {"kv_heads": 4}},
@@ -27,6 +28,8 @@ FEATURES: Mapping[str, Tables] = {
         }
     },
     "qk-norm": {"model": {"qk_norm": True}},
+    "latent": {"model": {**LATENT, "q_lora_rank": 24}},
+    "direct-query": {"model": LATENT},
     "dropout": {"recipe": {"dropout": 0.1}},
     "smoothing": {"recipe": {"label_smoothing": 0.1}},
     "sgd": {"recipe": {"optimizer": "sgd", "learning_rate": 0.1}},
@@ -105,7 +108,6 @@ COVER = tuple(
     _cover(line)
     for line in """
     dp=1 mb=2 recompute=full | tied dropout smoothing
-    dp=1 precision=bf16 | odd
     tp=2 mb=2 precision=fp16 | gpt odd max-norm
     dp=2 pp=2 zero=2 precision=fp16 | tied dropout | holes
     dp=2 zero=0 mb=2 | gpt sgd
@@ -135,6 +137,13 @@ COVER = tuple(
     pp=4 tp=2 schedule=zb-h2 mb=2 | gpt odd dropout | holes
     dp=2 pp=2 tp=2 zero=3 schedule=zb-h2 recompute=selective | tied smoothing
     tp=4 mb=4 recompute=full | mha odd smoothing
+    dp=1 precision=bf16 | odd latent
+    tp=2 mb=4 | odd direct-query dropout
+    tp=2 sp=off mb=4 recompute=selective | latent documents
+    dp=2 tp=2 zero=3 mb=2 recompute=full | latent smoothing
+    pp=2 tp=2 zero=1 recompute=full | tied direct-query dropout documents | holes
+    pp=2 tp=2 schedule=zb-h1 mb=2 | latent tied
+    dp=2 pp=2 schedule=gpipe zero=2 precision=fp32 | latent gpt
     dp=2 pp=2 tp=2 zero=3 schedule=interleaved v=2 recompute=full | odd tied dropout documents
     dp=4 shard=2 tp=2 zero=2 | gpt odd max-norm | holes
     """.strip().splitlines()
@@ -189,7 +198,7 @@ def _layout(random: Random, max_ranks: int) -> str:
     dp, pp, tp = _degrees(random, max_ranks)
     words = {"dp": dp, "pp": pp, "tp": tp, "zero": random.randrange(4), "v": 1}
     words["mb"] = random.choice((1, 1, 2, 3))
-    words["shard"] = random.choice([n for n in range(1, dp + 1) if dp % n == 0] + [dp] * 2)
+    words["shard"] = random.choice([n for n in range(1, dp + 1) if dp % n == 0] + [dp])
     chosen: dict[str, object] = dict(words)
     chosen["recompute"] = random.choice(("none", "selective", "full"))
     chosen["schedule"] = random.choice(SCHEDULES)

@@ -171,26 +171,46 @@ class _Model:
         return wide * (mean_square + self.shape.norm_eps).rsqrt() * self.w[f"{name}.weight"]
 
     def _attention(self, x: Tensor, block: str, positions: Tensor, mask: Tensor) -> Tensor:
-        d = self.shape.head_dim
-        q, k, v = (
-            self._linear(x, f"{block}.attention.{n}").unflatten(-1, (-1, d)).transpose(1, 2)
-            for n in "qkv"
-        )
-        if self.shape.qk_norm:
-            q, k = (
-                self._rms_norm(y, f"{block}.attention.{n}_norm") for n, y in (("q", q), ("k", k))
-            )
-        if self.shape.positions == "rope":
-            q, k = self._rotate(q, positions), self._rotate(k, positions)
-        repeats = self.shape.heads // self.shape.kv_heads
-        k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
-        scores = (q @ k.transpose(-1, -2)) / d**0.5
+        split = self._latent_heads if self.shape.is_mla else self._grouped_heads
+        q, k, v = split(x, f"{block}.attention", positions)
+        scores = (q @ k.transpose(-1, -2)) / q.shape[-1] ** 0.5
         shares = scores.masked_fill(~mask.unsqueeze(1), -torch.inf).softmax(-1)
         return self._linear((shares @ v).transpose(1, 2).flatten(2), f"{block}.attention.o")
 
+    def _grouped_heads(self, x: Tensor, name: str, positions: Tensor) -> tuple[Tensor, ...]:
+        counts = {"q": self.shape.heads, "k": self.shape.kv_heads, "v": self.shape.kv_heads}
+        q, k, v = (self._heads(x, f"{name}.{n}", count) for n, count in counts.items())
+        if self.shape.qk_norm:
+            q, k = self._rms_norm(q, f"{name}.q_norm"), self._rms_norm(k, f"{name}.k_norm")
+        q, k = self._rotate(q, positions), self._rotate(k, positions)
+        repeats = self.shape.heads // self.shape.kv_heads
+        return q, k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
+
+    def _latent_heads(self, x: Tensor, name: str, positions: Tensor) -> tuple[Tensor, ...]:
+        """DeepSeek-V2 (arXiv:2405.04434), appendix C."""
+        shape, a = self.shape, self.shape.heads
+        if shape.q_lora_rank:
+            c_q = self._rms_norm(self._linear(x, f"{name}.q_down"), f"{name}.q_norm")
+            q = self._heads(c_q, f"{name}.q_up", a)
+        else:
+            q = self._heads(x, f"{name}.q", a)
+        q_nope, q_rope = q.split([shape.qk_nope, shape.qk_rope], -1)
+        c_kv = self._rms_norm(self._linear(x, f"{name}.kv_down"), f"{name}.kv_norm")
+        k_nope, v = self._heads(c_kv, f"{name}.k_up", a), self._heads(c_kv, f"{name}.v_up", a)
+        k_rope = self._linear(x, f"{name}.k_rope").unsqueeze(1).expand_as(q_rope)
+        q = torch.cat([q_nope, self._rotate(q_rope, positions)], -1)
+        return q, torch.cat([k_nope, self._rotate(k_rope, positions)], -1), v
+
+    def _heads(self, x: Tensor, name: str, count: int) -> Tensor:
+        """A product cut into heads, [b, a, s, d]."""
+        y = self._linear(x, name)
+        return y.view(*y.shape[:-1], count, -1).transpose(1, 2)
+
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         """Pairs (i, i + d/2) as complex numbers, turned by position theta^(-2i/d)."""
-        d = self.shape.head_dim
+        if self.shape.positions != "rope":
+            return x
+        d = x.shape[-1]
         rates = self.shape.rope_theta ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
         angles = positions[:, None, :, None] * rates
         pairs = torch.complex(x[..., : d // 2].double(), x[..., d // 2 :].double())

@@ -26,7 +26,16 @@ GPT = ModelShape(
     bias=True,
 )
 QWEN = replace(LLAMA, qk_norm=True)
-SMALL = {"llama": LLAMA, "tied": TIED, "gpt": GPT, "qwen": QWEN}
+LATENT = replace(LLAMA, kv_heads=4, q_lora_rank=12, kv_lora_rank=10, qk_nope=6, qk_rope=4, v_head=5)
+DIRECT = replace(LATENT, q_lora_rank=0)
+SMALL = {
+    "llama": LLAMA,
+    "tied": TIED,
+    "gpt": GPT,
+    "qwen": QWEN,
+    "latent": LATENT,
+    "direct": DIRECT,
+}
 
 CASES = [
     ("llama", "dp=2 zero=0"),
@@ -43,6 +52,10 @@ CASES = [
     ("llama", "tp=2 recompute=selective"),
     ("qwen", "tp=2 sp=off"),
     ("qwen", "dp=2 tp=2 zero=3"),
+    ("latent", "tp=2 sp=off recompute=selective"),
+    ("latent", "pp=2 tp=2 recompute=full"),
+    ("direct", "dp=2 tp=2 zero=2"),
+    ("direct", "tp=2 sp=off recompute=full"),
     ("llama", "pp=2 schedule=gpipe"),
     ("tied", "pp=4"),
     ("tied", "pp=2 v=2 schedule=interleaved"),

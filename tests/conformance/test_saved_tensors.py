@@ -38,6 +38,10 @@ GPT = ModelShape(
     bias=True,
 )
 QWEN = replace(LLAMA, qk_norm=True)
+LATENT = replace(
+    LLAMA, kv_heads=8, q_lora_rank=24, kv_lora_rank=20, qk_nope=12, qk_rope=6, v_head=14
+)
+DIRECT = replace(LATENT, q_lora_rank=0, norm="layernorm")
 LAYOUTS = [
     "mb=1",
     "mb=3",
@@ -103,7 +107,9 @@ def predicted(saved: tuple[Saved, ...], layout: Layout) -> float:
 
 
 @pytest.mark.parametrize("line", LAYOUTS)
-@pytest.mark.parametrize("shape", [LLAMA, GPT, QWEN], ids=["llama", "gpt", "qwen"])
+@pytest.mark.parametrize(
+    "shape", [LLAMA, GPT, QWEN, LATENT, DIRECT], ids=["llama", "gpt", "qwen", "latent", "direct"]
+)
 def test_a_block_keeps_what_the_ledger_says(shape: ModelShape, line: str):
     layout = Layout.parse(line)
     with tensor_group(layout.tp) as group:

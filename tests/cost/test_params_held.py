@@ -1,5 +1,7 @@
 """Parameters on a rank: the parts of all ranks add up to the model, whatever its kind."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,7 +53,10 @@ def test_a_folded_pipeline_holds_the_model_once_and_dualpipe_twice(name: str, v:
 
 @pytest.mark.parametrize(
     "shape",
-    [load.model(name) for name in ("llama-3-8b", "gpt2", "qwen3-8b")],
+    [
+        *(load.model(name) for name in ("llama-3-8b", "gpt2", "qwen3-8b")),
+        replace(load.model("deepseek-v3"), experts=0),
+    ],
     ids=lambda s: s.name,
 )
 @given(tp=st.sampled_from([1, 2, 4]), pp=st.sampled_from([1, 2, 3]), sp=st.booleans())

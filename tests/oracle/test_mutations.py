@@ -15,6 +15,8 @@ SMALL = {"model": {"layers": 2}, "recipe": {"seq": 16}}
 MESSAGES = [
     Question("tp=2 mb=4", ("gpt",), tables=SMALL),
     Question("tp=2 sp=off mb=4", ("odd", "smoothing", "qk-norm"), tables=SMALL),
+    Question("tp=2 mb=4", ("latent",), tables=SMALL),
+    Question("tp=2 sp=off mb=4", ("direct-query",), tables=SMALL),
     Question("dp=2 zero=0 mb=2", ("sgd",), tables=SMALL),
     Question("dp=2 zero=1 mb=4", tables=SMALL),
     Question("dp=4 shard=2 zero=2", ("max-norm",), tables=SMALL),

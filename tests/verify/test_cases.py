@@ -18,6 +18,8 @@ MEET = """
     dp odd, tp odd, pp odd, shard odd, zero=3 odd
     dp gpt, tp gpt, pp gpt, v gpt, shard gpt, zero=3 gpt, sp=off gpt, full gpt
     tp qk-norm, sp=off qk-norm, dp qk-norm, full qk-norm, selective qk-norm, gpt qk-norm
+    tp latent, sp=off latent, dp latent, pp latent, full latent, selective latent, odd latent
+    tp direct-query, pp direct-query, full direct-query, latent documents, zero=3 latent
     tp dropout, sp=off dropout, dp dropout, pp dropout, full dropout, v dropout, odd dropout
     tp smoothing, sp=off smoothing, dp smoothing, odd smoothing
     pp max-norm, tp max-norm, shard max-norm, zero=3 max-norm

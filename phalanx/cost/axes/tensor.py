@@ -8,8 +8,10 @@ Sends, for S = s b h c bytes of activations (s padded to a multiple of t under s
     rows        reduce-scatter S    all-reduce S  all-gather S                       -
 
 A block has two of each, the embedding one of rows, the head one of columns and the two
-reductions of the cross-entropy. Sources: Shoeybi et al. 2019 (arXiv:1909.08053), section 3;
-Korthikanti et al. 2022 (arXiv:2205.05198), section 4.2.2.
+reductions of the cross-entropy. Latent attention has columns of narrower inputs instead: of the
+compressed query and of the compressed key-value; its rotary key is gathered, and not again.
+Sources: Shoeybi et al. 2019 (arXiv:1909.08053), section 3; Korthikanti et al. 2022
+(arXiv:2205.05198), section 4.2.2.
 """
 
 from collections import Counter
@@ -17,9 +19,12 @@ from collections.abc import Iterator
 
 from phalanx.core.errors import RefusedError, divisors, shorten
 from phalanx.core.layout import Coordinates
+from phalanx.core.model import ModelShape
 from phalanx.core.run import Run
-from phalanx.core.traffic import Transfer
+from phalanx.core.traffic import Collective, Transfer
 from phalanx.cost.units import bytes_per_element, padded_seq, stages_at, units_at
+
+Messages = Counter[tuple[Collective, str, int]]  # by collective, purpose and width, how many
 
 
 def refuse(run: Run) -> None:
@@ -43,18 +48,18 @@ def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
         return
     compute, wide = bytes_per_element(layout)
     tokens = padded_seq(run) * layout.mb
-    counts: Counter[tuple[str, str]] = Counter()
+    sent: Messages = Counter()
     for _, layers in stages_at(run, at):
-        last = layers.stop == shape.layers
-        counts.update(_forward(run, rows=2 * len(layers) + (layers.start == 0), blocks=len(layers)))
-        counts.update(_columns(run, 2 * len(layers) + last))
-        if last:
+        sent.update({message: len(layers) * n for message, n in _block(run).items()})
+        if layers.start == 0:
+            sent.update(_rows(run, 1))
+        if layers.stop == shape.layers:
+            sent.update(_columns(run, shape.hidden))
             loss = max(wide, 4)
             yield Transfer("tensor", "all_reduce", "loss maximum", tokens * loss, m)
             yield Transfer("tensor", "all_reduce", "loss sums", 3 * tokens * loss, m)
-    for (collective, purpose), times in counts.items():
-        size = tokens * shape.hidden * compute
-        yield Transfer("tensor", collective, purpose, size, times * m)  # type: ignore[arg-type]  # keys are Collectives
+    for (collective, purpose, width), times in sent.items():
+        yield Transfer("tensor", collective, purpose, tokens * width * compute, times * m)
     reductions = m if layout.zero_stage >= 2 else 1
     for unit in units_at(run, at):
         if unit.partial:
@@ -62,29 +67,59 @@ def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
             yield Transfer("tensor", "all_reduce", "partial gradients", size, reductions)
 
 
-def _columns(run: Run, count: int) -> dict[tuple[str, str], int]:
-    """Messages around `count` products by columns, recompute of blocks left out."""
-    if not run.layout.sp:
-        return {("all_reduce", "tp input gradient"): count}
-    return {
-        ("all_gather", "tp input"): count,
-        ("all_gather", "tp input again"): count,
-        ("reduce_scatter", "tp input gradient"): count,
-    }
-
-
-def _forward(run: Run, *, rows: int, blocks: int) -> dict[tuple[str, str], int]:
-    """Messages around `rows` products by rows, and what recomputing `blocks` blocks repeats.
+def _block(run: Run) -> Messages:
+    """Messages of one block and micro-batch, with those that recomputing it repeats.
 
     Recomputation stops at the last tensor that backward needs: the sum that ends a block is
     repeated only if dropout follows it.
     """
-    again = blocks if run.layout.recompute == "full" else 0
-    repeated = again * (2 if run.recipe.dropout else 1)
+    shape = run.model
+    again = run.layout.recompute == "full"
+    sent: Messages = Counter()
+    for width in (*_attention_inputs(shape), shape.hidden):
+        sent.update(_columns(run, width, 1 + again))
+    if shape.is_mla:
+        sent.update(_gather(run, shape.qk_rope, 1 + again))
+    repeated = (2 if run.recipe.dropout else 1) if again else 0
+    sent.update(_rows(run, 2, repeated))
+    return sent
+
+
+def _attention_inputs(shape: ModelShape) -> tuple[int, ...]:
+    """Widths of what enters the products by columns of attention."""
+    if shape.is_mla:
+        return shape.q_lora_rank or shape.hidden, shape.kv_lora_rank
+    return (shape.hidden,)
+
+
+def _columns(run: Run, width: int, forwards: int = 1) -> Messages:
+    """Around products by columns, of one input of `width`."""
+    sent = _gather(run, width, forwards)
+    if run.layout.sp:
+        sent["all_gather", "tp input again", width] = 1
+    return sent
+
+
+def _gather(run: Run, width: int, forwards: int) -> Messages:
+    """To have the whole sequence of something, and to add up its gradient."""
     if not run.layout.sp:
-        return {("all_reduce", "tp output"): rows + repeated}
-    return {
-        ("reduce_scatter", "tp output"): rows + repeated,
-        ("all_gather", "tp output gradient"): rows,
-        ("all_gather", "tp input"): 2 * again,
-    }
+        return Counter({("all_reduce", "tp input gradient", width): 1})
+    return Counter(
+        {
+            ("all_gather", "tp input", width): forwards,
+            ("reduce_scatter", "tp input gradient", width): 1,
+        }
+    )
+
+
+def _rows(run: Run, count: int, repeated: int = 0) -> Messages:
+    """Around `count` products by rows."""
+    h = run.model.hidden
+    if not run.layout.sp:
+        return Counter({("all_reduce", "tp output", h): count + repeated})
+    return Counter(
+        {
+            ("reduce_scatter", "tp output", h): count + repeated,
+            ("all_gather", "tp output gradient", h): count,
+        }
+    )

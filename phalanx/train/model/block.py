@@ -2,11 +2,12 @@
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe
+from phalanx.train.model.attend import attend
 from phalanx.train.model.batch import MicroBatch
+from phalanx.train.model.latent import LatentAttention
 from phalanx.train.model.layers import (
     Dropout,
     Projection,
@@ -46,32 +47,8 @@ class Attention(nn.Module):
         if self.shape.positions == "rope":
             angles = rotary_angles(self.shape, batch.positions, x.dtype)
             q, k = rotate(q, angles), rotate(k, angles)
-        mask = batch.attention_mask()
-        if self.recompute_core:
-            y = checkpoint(attend, q, k, v, mask, use_reentrant=False, preserve_rng_state=False)
-        else:
-            y = attend(q, k, v, mask)
+        y = attend(q, k, v, batch, recompute=self.recompute_core)
         return self.tp.rows(y, self.o)
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """softmax(q k^T / sqrt(d)) v, causal, without keeping the scores.
-
-    Args:
-        q: [s, b, a, d].
-        k: [s, b, g, d]; a is a multiple of g.
-        v: like k.
-        mask: bool [b, 1, s, s], or None for plainly causal.
-
-    Returns:
-        [s, b, a d].
-    """
-    grouped = q.shape[2] != k.shape[2]
-    q, k, v = (x.permute(1, 2, 0, 3) for x in (q, k, v))
-    y = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
-    )
-    return y.permute(2, 0, 1, 3).flatten(2)
 
 
 class MLP(nn.Module):
@@ -105,7 +82,8 @@ class Block(nn.Module):
         super().__init__()
         prefix = f"blocks.{layer}"
         self.attention_norm = norm_layer(f"{prefix}.attention_norm", shape, tp)
-        self.attention = Attention(f"{prefix}.attention", shape, tp)
+        kind = LatentAttention if shape.is_mla else Attention
+        self.attention = kind(f"{prefix}.attention", shape, tp)
         self.mlp_norm = norm_layer(f"{prefix}.mlp_norm", shape, tp)
         self.mlp = MLP(f"{prefix}.mlp", shape, tp)
         self.drop_attention, self.drop_mlp = (

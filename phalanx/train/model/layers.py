@@ -16,7 +16,10 @@ from phalanx.train.precision.product import Cut
 
 
 class Projection(Declared):
-    """A matrix [n_out, n_in], cut by columns ("out") or by rows ("in"), with or without bias."""
+    """A matrix [n_out, n_in], cut by columns ("out"), by rows ("in") or whole, perhaps with bias.
+
+    A whole one multiplies what lies outside the matrix pairs, which sp cuts along the sequence.
+    """
 
     weight: nn.Parameter
 
@@ -33,7 +36,9 @@ class Projection(Declared):
         self.product = tp.products(prefix, cut)
         n_in, n_out = sizes
         start: Start = "residual" if cut == "in" else "normal"
-        self.declare("weight", (n_out, n_in), split=0 if cut == "out" else 1, start=start)
+        split = {"out": 0, "in": 1, "whole": None}[cut]
+        partial = cut == "whole" and tp.sequence
+        self.declare("weight", (n_out, n_in), split=split, partial=partial, start=start)
         self.bias: nn.Parameter | None
         if not bias:
             self.bias = None
@@ -106,7 +111,7 @@ def rotary_angles(
     """Cosines and sines of the rotary embedding (Su et al. 2021, arXiv:2104.09864).
 
     Args:
-        shape: gives the head size d and the base theta.
+        shape: gives the number of rotated channels d and the base theta.
         positions: int64 [s, b].
         dtype: of the activations that will be rotated.
 
@@ -114,14 +119,14 @@ def rotary_angles(
         Two [s, b, 1, d/2], computed in at least fp32.
     """
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    d = shape.head_dim
+    d = shape.rotary_dim
     powers = torch.arange(0, d, 2, dtype=wide, device=positions.device) / d
     angles = positions.to(wide)[..., None, None] * shape.rope_theta**-powers
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate each pair (x_i, x_{i + d/2}) of [s, b, a, d] by its position's angle."""
+    """Rotate the last d channels of [s, b, a, n] in pairs (x_i, x_{i + d/2}) by position."""
     return cast(Tensor, apply(_Rotate, x, *angles))
 
 
@@ -140,9 +145,11 @@ class _Rotate(torch.autograd.Function):
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
-    a, b = x.chunk(2, -1)
+    still = x.shape[-1] - 2 * cos.shape[-1]
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    left, right = out.chunk(2, -1)
+    out[..., :still] = x[..., :still]
+    a, b = x[..., still:].chunk(2, -1)
+    left, right = out[..., still:].chunk(2, -1)
     torch.mul(a, cos, out=left).addcmul_(b, sin, value=-sign)
     torch.mul(b, cos, out=right).addcmul_(a, sin, value=sign)
     return out

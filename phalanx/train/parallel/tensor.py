@@ -51,6 +51,14 @@ class TensorParallel:
         self.sequence = sequence and group.size > 1
         self.gradients = gradients or WeightGradients()
 
+    def alone(self) -> "TensorParallel":
+        """How this rank computes a product by itself, with matrices that every rank holds whole."""
+        me = self.group.ranks[self.group.index]
+        group = Group(self.group.axis, (me,), None, self.group.ledger)
+        return TensorParallel(
+            group, sequence=False, products=self.products, gradients=self.gradients
+        )
+
     @property
     def sequence_parts(self) -> int:
         """Into how many parts the sequence is cut outside the matrix pairs."""
@@ -90,6 +98,14 @@ class TensorParallel:
         """
         y = self.sum(cast(Tensor, apply(_Rows, self.gradients, layer.product, x, layer.weight)))
         return y if layer.bias is None else y + layer.bias
+
+    def whole(self, x: Tensor) -> Tensor:
+        """Put the parts of the sequence together for what this rank alone computes from them.
+
+        Each rank gives back a part of the gradient of what it took, and backward adds them up:
+        [s/t, b, h] to [s, b, h].
+        """
+        return x if self.group.size == 1 else cast(Tensor, apply(_Whole, self, x))
 
     def sum(self, partial: Tensor) -> Tensor:
         """Add up one partial [s, b, h] per rank; this rank keeps its part of the sequence."""
@@ -231,6 +247,25 @@ class _RowsWork:
 
     def finish(self) -> tuple[Tensor, ...]:
         return (self.product.weight_gradient(self.g, self.x),)
+
+
+class _Whole(torch.autograd.Function):
+    """Gather the sequence; backward adds up the parts of its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, tp: TensorParallel, x: Tensor) -> Tensor:
+        ctx.tp = tp
+        whole, pending = tp.gather_sequence(x, "tp input")
+        pending.wait()
+        return x.view_as(x) if whole is x else whole
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
+        tp = cast(TensorParallel, ctx.tp)
+        grad = grads[0] if tp.sequence else grads[0].clone()  # it is reduced in place
+        dx, pending = tp.reduce_sequence(grad, "tp input gradient")
+        pending.wait()
+        return None, dx
 
 
 class _Sum(torch.autograd.Function):

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from phalanx.train.kernels import times
 
-Cut = Literal["out", "in"]  # which dim of a matrix [n_out, n_in] tensor-parallel ranks divide
+# Which dim of a matrix [n_out, n_in] tensor-parallel ranks divide, if they do not hold all of it.
+Cut = Literal["out", "in", "whole"]
 
 
 class Operand(NamedTuple):
