@@ -12,6 +12,7 @@ from phalanx.core.errors import UsageError
 Norm = Literal["rmsnorm", "layernorm"]
 Activation = Literal["swiglu", "gelu"]
 Positions = Literal["rope", "learned"]
+Routing = Literal["softmax", "sigmoid"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,11 @@ class ModelShape:
         qk_norm: an RMSNorm of each query and key head before positions (Qwen3).
         experts, top_k, shared_experts, moe_ffn, dense_layers: mixture of experts; with
             experts 0 every layer is dense.
+        routing: what makes affinities of a token's logits over the experts.
+        normalised: the weights of the K chosen experts are made to sum to 1.
+        expert_groups, groups_kept: experts stand in so many equal groups, and a token chooses
+            among those of its best few groups.
+        routed_scale: factor on what the routed experts add.
         q_lora_rank, kv_lora_rank, qk_nope, qk_rope, v_head: multi-head latent attention;
             kv_lora_rank 0 is ordinary attention.
     """
@@ -59,6 +65,11 @@ class ModelShape:
     shared_experts: int = 0
     moe_ffn: int = 0
     dense_layers: int = 0
+    routing: Routing = "softmax"
+    normalised: bool = True
+    expert_groups: int = 1
+    groups_kept: int = 1
+    routed_scale: float = 1.0
     q_lora_rank: int = 0
     kv_lora_rank: int = 0
     qk_nope: int = 0
@@ -88,6 +99,18 @@ class ModelShape:
             self._check_latent_attention()
         elif self.positions == "rope" and self.head_dim % 2:
             raise UsageError(f"rope needs an even head size; model.head_dim is {self.head_dim}")
+        if self.is_moe:
+            self._check_experts()
+
+    def _check_experts(self) -> None:
+        E, groups = self.experts, self.expert_groups
+        if groups < 1 or E % groups:
+            raise UsageError(f"{E} experts cannot stand in {groups} equal groups")
+        if not 1 <= self.groups_kept <= groups:
+            raise UsageError(f"model.groups_kept is {self.groups_kept}; it can be 1 to {groups}")
+        most = E // groups * self.groups_kept
+        if not 1 <= self.top_k <= most:
+            raise UsageError(f"model.top_k is {self.top_k}; of {E} experts it can be 1 to {most}")
 
     def _check_latent_attention(self) -> None:
         for key in ("qk_nope", "qk_rope", "v_head"):
@@ -129,6 +152,25 @@ class ModelShape:
     def is_moe(self) -> bool:
         """Whether some layers route tokens to experts."""
         return self.experts > 0
+
+    def routes(self, layer: int) -> bool:
+        """Whether block `layer` (from 0) has experts; the first `dense_layers` have none."""
+        return self.is_moe and layer >= self.dense_layers
+
+    @property
+    def expert_width(self) -> int:
+        """Width of one expert, f."""
+        return self.moe_ffn or self.ffn
+
+    @property
+    def group_best(self) -> int:
+        """How many affinities of a group say how good it is, when groups are chosen.
+
+        The best one with softmax (DeepSeek-V2, arXiv:2405.04434, section 2.1.3), K / kept of
+        them with sigmoid (DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
+        """
+        best = 1 if self.routing == "softmax" else self.top_k // self.groups_kept
+        return min(max(best, 1), self.experts // self.expert_groups)
 
     @property
     def is_mla(self) -> bool:
@@ -187,11 +229,11 @@ class ModelShape:
 
     def _block_params(self, layer: int, experts: int) -> int:
         common = self.attention_params() + 2 * self.norm_params()
-        if not self.is_moe or layer < self.dense_layers:
+        if not self.routes(layer):
             return common + self.mlp_params()
-        width = self.moe_ffn or self.ffn
         router = self.hidden * self.experts
-        return common + router + (experts + self.shared_experts) * self.mlp_params(width)
+        each = self.mlp_params(self.expert_width)
+        return common + router + (experts + self.shared_experts) * each
 
     def embedding_params(self) -> int:
         """Parameters before the first block: token table and learned positions."""

@@ -37,6 +37,11 @@ class Recipe:
         beta1, beta2, eps: of AdamW (arXiv:1711.05101).
         label_smoothing: share of the target spread over the vocabulary.
         dropout: on embeddings and both residual branches.
+        balance_loss: weight of the loss that keeps experts evenly loaded within each sequence.
+        balance_speed: how far a step moves the biases that even out the load of experts over a
+            batch; 0 has none.
+        capacity: of an expert, in tokens of a sequence over those of an even load; what is above
+            is dropped. 0 drops nothing.
         init_std: standard deviation of the initial matrices.
         seed: of weights, data order and dropout.
         checkpoint_every: steps between checkpoints; 0 saves only at the end.
@@ -62,6 +67,9 @@ class Recipe:
     eps: float = 1e-8
     label_smoothing: float = 0.0
     dropout: float = 0.0
+    balance_loss: float = 0.0
+    balance_speed: float = 0.0
+    capacity: float = 0.0
     init_std: float = 0.02
     seed: int = 0
     checkpoint_every: int = 0
@@ -78,6 +86,8 @@ class Recipe:
         for key in ("evaluate_batches", "sample_tokens"):
             _at_least(f"recipe.{key}", getattr(self, key), 0)
         for key in ("learning_rate", "weight_decay", "clip", "eps", "init_std"):
+            _at_least(f"recipe.{key}", getattr(self, key), 0.0)
+        for key in ("balance_loss", "balance_speed", "capacity"):
             _at_least(f"recipe.{key}", getattr(self, key), 0.0)
         for key in ("beta1", "beta2", "dropout", "label_smoothing"):
             _within(f"recipe.{key}", getattr(self, key), 1.0, closed=False)

@@ -3,7 +3,7 @@
 from phalanx.core.layout import Coordinates
 from phalanx.core.run import Run
 from phalanx.core.traffic import Transfer
-from phalanx.cost.axes import data, pipeline, tensor
+from phalanx.cost.axes import data, expert, pipeline, tensor
 
 AXES = (data, tensor, pipeline)
 
@@ -14,7 +14,7 @@ def refuse_impossible(run: Run) -> None:
     Raises:
         RefusedError: the first axis that cannot, with the numbers and the nearest that works.
     """
-    for axis in AXES:
+    for axis in (*AXES, expert):
         axis.refuse(run)
 
 

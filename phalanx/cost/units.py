@@ -25,6 +25,7 @@ class UnitSize(NamedTuple):
         uses: how often a forward pass gathers it.
         backward: how often a backward pass gathers it.
         tied: it lives on both ends of the pipeline.
+        spread: it is of experts: only ranks with the same place along ep hold the same of it.
     """
 
     name: str
@@ -33,6 +34,7 @@ class UnitSize(NamedTuple):
     uses: int = 1
     backward: int = 1
     tied: bool = False
+    spread: bool = False
 
     def padded(self, parts: int) -> int:
         """Elements with the padding that makes them divide over `parts` ranks."""
@@ -76,7 +78,7 @@ def _units_of_stage(run: Run, at: Coordinates, layers: range) -> Iterator[UnitSi
         size = shape.max_positions * shape.hidden
         yield UnitSize("positions", size, size if layout.sp else 0, 1, 0)
     for layer in layers:
-        yield _block(shape, layout, at.tp, layer)
+        yield from _units_of_block(shape, layout, at.tp, layer)
     if last:
         norm = shape.norm_params()
         yield UnitSize("norm", norm, norm if layout.sp else 0)
@@ -84,18 +86,27 @@ def _units_of_stage(run: Run, at: Coordinates, layers: range) -> Iterator[UnitSi
         yield UnitSize("embedding" if shape.tied else "head", table, 0, tied=apart)
 
 
-def _block(shape: ModelShape, layout: Layout, tp: int, layer: int) -> UnitSize:
+def _units_of_block(shape: ModelShape, layout: Layout, tp: int, layer: int) -> Iterator[UnitSize]:
     """A block's matrices are cut over tp; norms, and biases added after a sum, are not.
 
     Under sp each rank applies these to its part of the sequence; norms of heads, with or without,
-    to its own heads.
+    to its own heads. A router is whole, and learns through the weights of parts of experts.
     """
     attention = _latent_attention if shape.is_mla else _attention
-    parts = [attention(shape, layout.tp), _mlp(shape, share(shape.ffn, layout.tp, tp)[1])]
+    routed = shape.routes(layer)
+    width = shape.shared_experts * shape.expert_width if routed else shape.ffn
+    parts = [attention(shape, layout.tp), _mlp(shape, share(width, layout.tp, tp)[1])]
+    parts += [_Part(0, heads=shape.experts * shape.hidden)] if routed else []
     cut = sum(part.cut for part in parts)
     whole = 2 * shape.norm_params() + sum(part.whole for part in parts)
     heads = sum(part.heads for part in parts)
-    return UnitSize(f"blocks.{layer}", cut + whole + heads, heads + (whole if layout.sp else 0))
+    partial = heads + (whole if layout.sp else 0)
+    yield UnitSize(f"blocks.{layer}", cut + whole + heads, partial)
+    if routed:
+        expert = _mlp(shape, share(shape.expert_width, layout.tp, tp)[1]).cut
+        yield UnitSize(
+            f"blocks.{layer}.experts", shape.experts // layout.ep * expert, 0, spread=True
+        )
 
 
 class _Part(NamedTuple):
@@ -104,7 +115,8 @@ class _Part(NamedTuple):
     Attributes:
         cut: of what tp cuts.
         whole: of what every rank holds, and under sp applies to its part of the sequence.
-        heads: of what every rank holds and applies to its own heads.
+        heads: of what every rank holds and applies to its own heads; and of a router, which
+            learns through each rank's own part of the experts.
     """
 
     cut: int

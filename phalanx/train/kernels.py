@@ -3,6 +3,7 @@
 `benchmarks/gemm_share.py` measures what they gain; see docs/decisions/0006-products-on-cpu.md.
 """
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -89,12 +90,52 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
 
+def grouped_times(rows: Tensor, weights: Tensor, counts: Sequence[int]) -> Tensor:
+    """Multiply the rows of each group by its own matrix, without autograd.
+
+    Args:
+        rows: [R, n_in], group after group.
+        weights: [E, n_out, n_in].
+        counts: rows of each of the E groups.
+
+    Returns:
+        [R, n_out].
+    """
+    if _fused_groups(rows):
+        ends = _ends(counts, rows.device)
+        return torch._grouped_mm(rows, weights.transpose(1, 2), offs=ends)
+    out = rows.new_empty(len(rows), weights.shape[1])
+    for x, w, y in zip(rows.split(counts), weights, out.split(counts), strict=True):
+        torch.mm(x, w.t(), out=y)
+    return out
+
+
+def grouped_outer(left: Tensor, right: Tensor, counts: Sequence[int]) -> Tensor:
+    """For each group the product left^T right: [R, n] and [R, k] to [E, n, k]."""
+    if _fused_groups(left):
+        ends = _ends(counts, left.device)
+        return torch._grouped_mm(left.t(), right, offs=ends)
+    out = left.new_empty(len(counts), left.shape[1], right.shape[1])
+    for a, b, y in zip(left.split(counts), right.split(counts), out, strict=True):
+        torch.mm(a.t(), b, out=y)
+    return out
+
+
+def _fused_groups(x: Tensor) -> bool:
+    """Whether one kernel does all groups: on a GPU, in bf16."""
+    return x.device.type == "cuda" and x.dtype == torch.bfloat16
+
+
+def _ends(counts: Sequence[int], device: torch.device) -> Tensor:
+    return torch.tensor(counts, device=device).cumsum(0, dtype=torch.int32)
+
+
 class _RMSNorm(torch.autograd.Function):
     """With u = x r: dx = r (g w - u mean(g w u)), dw = sum of g u over rows."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        wide = _wide(x)
+        wide = widened(x)
         r = torch.linalg.vecdot(wide, wide).div_(x.shape[-1]).add_(eps).rsqrt_().unsqueeze(-1)
         ctx.save_for_backward(x, weight, r)
         return cast(Tensor, (wide * r).mul_(weight).to(x.dtype))
@@ -102,7 +143,7 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, r = cast(tuple[Tensor, Tensor, Tensor], ctx.saved_tensors)
-        g, w, u = _wide(grads[0]), _wide(weight), _wide(x) * r
+        g, w, u = widened(grads[0]), widened(weight), widened(x) * r
         products = g * u
         mean = (products @ w).div_(x.shape[-1]).unsqueeze(-1)
         dx = (g * w).addcmul_(u, mean, value=-1).mul_(r)
@@ -110,5 +151,6 @@ class _RMSNorm(torch.autograd.Function):
         return dx.to(x.dtype), dw.to(weight.dtype), None
 
 
-def _wide(x: Tensor) -> Tensor:
+def widened(x: Tensor) -> Tensor:
+    """In fp32, or fp64 if it is so already."""
     return x if x.dtype == torch.float64 else x.float()

@@ -33,9 +33,6 @@ def refuse_untrainable(run: Run) -> None:
             f"stages={'+'.join(map(str, layout.stages))}: the trainer needs a block in every "
             "stage; give the first and the last at least 1"
         )
-    for present, what, instead in ((shape.is_moe, "mixtures of experts", "model.experts=0"),):
-        if present:
-            raise RefusedError(f"the trainer has no {what}; use {instead}")
     if shape.positions == "learned" and run.recipe.seq > shape.max_positions:
         raise RefusedError(
             f"recipe.seq={run.recipe.seq} is longer than the {shape.max_positions} learned "

@@ -33,6 +33,7 @@ class Declaration:
         name: unique in the model, the same under every layout.
         shape: of the whole tensor.
         split: the dim that tensor parallelism cuts, or None where every rank holds all of it.
+        spread: the dim that expert parallelism cuts, or None; experts are counted along it.
         partial: held whole but applied to a part of the activations, so that its gradient on
             one rank is only a part of the sum.
         start: distribution of the initial values.
@@ -41,6 +42,7 @@ class Declaration:
     name: str
     shape: tuple[int, ...]
     split: int | None = None
+    spread: int | None = None
     partial: bool = False
     start: Start = "normal"
 
@@ -49,11 +51,12 @@ class Declaration:
         """Whether weight decay applies: to matrices, not to vectors."""
         return len(self.shape) > 1
 
-    def box(self, parts: int, index: int) -> Box:
-        """What tensor-parallel rank `index` of `parts` holds."""
+    def box(self, parts: int, index: int, ep: tuple[int, int] = (1, 0)) -> Box:
+        """What tensor-parallel rank `index` of `parts` holds, at `ep`: size and index along ep."""
         offsets, sizes = [0] * len(self.shape), list(self.shape)
-        if self.split is not None:
-            offsets[self.split], sizes[self.split] = share(self.shape[self.split], parts, index)
+        for dim, part in ((self.split, (parts, index)), (self.spread, ep)):
+            if dim is not None:
+                offsets[dim], sizes[dim] = share(self.shape[dim], *part)
         return Box(tuple(offsets), tuple(sizes))
 
 
@@ -71,12 +74,18 @@ class Declared(nn.Module):
         shape: tuple[int, ...],
         *,
         split: int | None = None,
+        spread: int | None = None,
         partial: bool = False,
         start: Start = "normal",
     ) -> None:
         """Declare parameter `name` of this module."""
         self.declarations[name] = Declaration(
-            name=f"{self.prefix}.{name}", shape=shape, split=split, partial=partial, start=start
+            name=f"{self.prefix}.{name}",
+            shape=shape,
+            split=split,
+            spread=spread,
+            partial=partial,
+            start=start,
         )
         self.register_parameter(name, nn.Parameter(torch.empty(0, device="meta")))
 

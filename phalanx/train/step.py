@@ -196,6 +196,7 @@ def micro_batches(engine: Engine, step: int, batch: Batch) -> list[MicroBatch]:
             samples=samples[i : i + size],
             seq=engine.run.recipe.seq,
             step=step,
+            loss_scale=engine.loss_scale.value,
         )
         for i in range(0, len(samples), size)
     ]

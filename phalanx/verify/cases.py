@@ -32,6 +32,24 @@ FEATURES: Mapping[str, Tables] = {
     "direct-query": {"model": LATENT},
     "dropout": {"recipe": {"dropout": 0.1}},
     "smoothing": {"recipe": {"label_smoothing": 0.1}},
+    "experts": {
+        "model": {"experts": 6, "top_k": 2, "moe_ffn": 40, "dense_layers": 1},
+        "recipe": {"balance_loss": 0.02, "capacity": 1.25},
+    },
+    "deepseek": {
+        "model": {
+            "experts": 12,
+            "top_k": 4,
+            "moe_ffn": 48,
+            "shared_experts": 2,
+            "dense_layers": 2,
+            "routing": "sigmoid",
+            "expert_groups": 3,
+            "groups_kept": 2,
+            "routed_scale": 1.5,
+        },
+        "recipe": {"balance_loss": 0.01},
+    },
     "sgd": {"recipe": {"optimizer": "sgd", "learning_rate": 0.1}},
     "max-norm": {"recipe": {"clip_norm": float("inf"), "clip": 0.1}},
     "no-clip": {"recipe": {"clip": 0.0}},
@@ -146,6 +164,11 @@ COVER = tuple(
     dp=2 pp=2 schedule=gpipe zero=2 precision=fp32 | latent gpt
     dp=2 pp=2 tp=2 zero=3 schedule=interleaved v=2 recompute=full | odd tied dropout documents
     dp=4 shard=2 tp=2 zero=2 | gpt odd max-norm | holes
+    dp=1 mb=4 recompute=selective | experts tied documents smoothing
+    dp=2 tp=2 zero=3 mb=2 recompute=full | deepseek odd dropout | holes
+    pp=2 tp=2 sp=off mb=4 stages=3+1 | experts odd max-norm dropout
+    dp=2 pp=2 zero=2 mb=2 schedule=interleaved v=2 recompute=full | deepseek documents
+    dp=2 pp=2 zero=3 mb=2 schedule=zb-h1 | deepseek latent
     """.strip().splitlines()
 )
 

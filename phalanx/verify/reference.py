@@ -5,6 +5,7 @@ values, and the definition of dropout's mask: one process, the whole batch, auto
 own AdamW, one tensor per parameter.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -49,8 +50,8 @@ def reference_steps(run: Run, stream: Stream, steps: int) -> list[ReferenceStep]
     for step in range(steps):
         batch = stream.batch(step, range(recipe.batch))
         optimizer.zero_grad()
-        loss = _loss(run, _cast(master, precision.compute), batch, step)
-        (loss * factor.value).backward()
+        loss, balance = _loss(run, _cast(master, precision.compute), batch, step)
+        ((loss + balance) * factor.value).backward()
         for w in master.values():
             w.grad = _grad(w) / factor.value
         grads = {name: _grad(w) for name, w in master.items()}
@@ -113,8 +114,8 @@ def _optimizer(
     return torch.optim.AdamW(groups, lr=1.0, betas=betas, eps=recipe.eps, foreach=False)
 
 
-def _loss(run: Run, w: Mapping[str, Tensor], batch: Batch, step: int) -> Tensor:
-    """Mean loss over all valid tokens of the batch."""
+def _loss(run: Run, w: Mapping[str, Tensor], batch: Batch, step: int) -> tuple[Tensor, Tensor]:
+    """Mean loss over all valid tokens of the batch, and what balances experts beside it."""
     shape, recipe = run.model, run.recipe
     model = _Model(shape, recipe, w, step)
     logits = model.logits(batch)
@@ -127,7 +128,8 @@ def _loss(run: Run, w: Mapping[str, Tensor], batch: Batch, step: int) -> Tensor:
         reduction="sum",
         label_smoothing=recipe.label_smoothing,
     )
-    return total / (targets != IGNORED).sum().clamp(min=1)
+    balance = recipe.balance_loss / recipe.batch * model.imbalance
+    return total / (targets != IGNORED).sum().clamp(min=1), balance
 
 
 class _Model:
@@ -137,6 +139,7 @@ class _Model:
         self, shape: ModelShape, recipe: Recipe, weights: Mapping[str, Tensor], step: int
     ) -> None:
         self.shape, self.recipe, self.w, self.step = shape, recipe, weights, step
+        self.imbalance = torch.zeros(())
 
     def logits(self, batch: Batch) -> Tensor:
         positions = torch.from_numpy(batch.positions)
@@ -149,7 +152,8 @@ class _Model:
             block = f"blocks.{i}"
             a = self._attention(self._norm(x, f"{block}.attention_norm"), block, positions, mask)
             x = x + self._drop(a, f"{block}.attention")
-            f = self._mlp(self._norm(x, f"{block}.mlp_norm"), f"{block}.mlp")
+            y = self._norm(x, f"{block}.mlp_norm")
+            f = self._experts(y, block) if self.shape.routes(i) else self._mlp(y, f"{block}.mlp")
             x = x + self._drop(f, f"{block}.mlp")
         table = "embedding" if self.shape.tied else "head"
         return self._norm(x, "norm") @ self.w[f"{table}.weight"].t()
@@ -223,6 +227,50 @@ class _Model:
             return self._linear(F.gelu(up, approximate="tanh"), f"{name}.down")
         return self._linear(F.silu(self._linear(x, f"{name}.gate")) * up, f"{name}.down")
 
+    def _experts(self, x: Tensor, block: str) -> Tensor:
+        """Every expert computes every token, and most results are multiplied by zero."""
+        shares = self._router(x, block).to(x.dtype)
+        y = self._mlp(x, f"{block}.shared") if self.shape.shared_experts else torch.zeros_like(x)
+        names = ("up", "down", *(["gate"] if self.shape.activation == "swiglu" else []))
+        for e in range(self.shape.experts):
+            one = {f"expert.{n}.weight": self.w[f"{block}.experts.{n}.weight"][e] for n in names}
+            expert = _Model(self.shape, self.recipe, one, self.step)
+            y = y + shares[..., e, None] * expert._mlp(x, "expert")
+        return y
+
+    def _router(self, x: Tensor, block: str) -> Tensor:
+        """Weight of every expert for every token, [b, s, E]; zero where it is not visited."""
+        shape, wide = self.shape, torch.float64 if x.dtype == torch.float64 else torch.float32
+        logits = x.to(wide) @ self.w[f"{block}.router.weight"].to(wide).t()
+        affinity = logits.sigmoid() if shape.routing == "sigmoid" else logits.softmax(-1)
+        chosen = self._chosen(affinity.detach())
+        weights = affinity * chosen
+        if shape.normalised:
+            weights = weights / weights.sum(-1, keepdim=True)
+        self.imbalance = self.imbalance + self._imbalance(affinity, chosen)
+        return shape.routed_scale * weights * self._fits(chosen)
+
+    def _chosen(self, scores: Tensor) -> Tensor:
+        """One where a token visits an expert: its K best, within its best groups of experts."""
+        shape = self.shape
+        grouped = scores.unflatten(-1, (shape.expert_groups, -1))
+        worth = grouped.sort(-1, descending=True).values[..., : shape.group_best].sum(-1)
+        open_groups = _best(worth, shape.groups_kept).bool().unsqueeze(-1)
+        return _best(grouped.masked_fill(~open_groups, -torch.inf).flatten(-2), shape.top_k)
+
+    def _imbalance(self, affinity: Tensor, chosen: Tensor) -> Tensor:
+        """DeepSeek-V3 (arXiv:2412.19437), equations 17 to 20, summed over sequences."""
+        share = affinity / affinity.sum(-1, keepdim=True)
+        frequency = chosen.mean(1) * self.shape.experts / self.shape.top_k
+        return (frequency * share.mean(1)).sum()
+
+    def _fits(self, chosen: Tensor) -> Tensor:
+        """One but for the visits of a sequence that come when the expert's places are taken."""
+        if not self.recipe.capacity:
+            return torch.ones_like(chosen)
+        even = chosen.shape[1] * self.shape.top_k / self.shape.experts
+        return (chosen.cumsum(1) <= math.ceil(self.recipe.capacity * even)).to(chosen.dtype)
+
     def _drop(self, x: Tensor, site: str) -> Tensor:
         rate = self.recipe.dropout
         if rate == 0.0:
@@ -234,6 +282,12 @@ class _Model:
 
 def _wide(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
+
+
+def _best(scores: Tensor, count: int) -> Tensor:
+    """One at the `count` largest along the last dim, the first of equals, and zero elsewhere."""
+    order = torch.argsort(scores, dim=-1, descending=True, stable=True)[..., :count]
+    return torch.zeros_like(scores).scatter(-1, order, 1.0)
 
 
 def _may_look(batch: Batch) -> Tensor:

@@ -28,6 +28,7 @@ GPT = ModelShape(
 QWEN = replace(LLAMA, qk_norm=True)
 LATENT = replace(LLAMA, kv_heads=4, q_lora_rank=12, kv_lora_rank=10, qk_nope=6, qk_rope=4, v_head=5)
 DIRECT = replace(LATENT, q_lora_rank=0)
+MOE = replace(LLAMA, experts=4, top_k=2, moe_ffn=20, shared_experts=1, dense_layers=1)
 SMALL = {
     "llama": LLAMA,
     "tied": TIED,
@@ -35,6 +36,7 @@ SMALL = {
     "qwen": QWEN,
     "latent": LATENT,
     "direct": DIRECT,
+    "moe": MOE,
 }
 
 CASES = [
@@ -66,6 +68,8 @@ CASES = [
     ("tied", "dp=2 pp=2 tp=2 zero=3 recompute=full"),
     ("llama", "pp=2 tp=2 precision=bf16"),
     ("tied", "dp=2 pp=2 tp=2 zero=3 precision=fp16"),
+    ("moe", "dp=2 tp=2 zero=3 recompute=full"),
+    ("moe", "pp=2 tp=2 sp=off"),
 ]
 
 

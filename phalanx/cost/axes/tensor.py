@@ -10,6 +10,7 @@ Sends, for S = s b h c bytes of activations (s padded to a multiple of t under s
 A block has two of each, the embedding one of rows, the head one of columns and the two
 reductions of the cross-entropy. Latent attention has columns of narrower inputs instead: of the
 compressed query and of the compressed key-value; its rotary key is gathered, and not again.
+Experts in the place of an MLP keep the sequence that they gathered, and do not gather it again.
 Sources: Shoeybi et al. 2019 (arXiv:1909.08053), section 3; Korthikanti et al. 2022
 (arXiv:2205.05198), section 4.2.2.
 """
@@ -36,7 +37,9 @@ def refuse(run: Run) -> None:
             raise RefusedError(
                 f"{count} {what} cannot be split over tp={tp}; tp can be {shorten(fits)}"
             )
-    for size, what in ((shape.vocab, "a vocabulary"), (shape.ffn, "an MLP width")):
+    widths = [(shape.vocab, "a vocabulary"), (shape.ffn, "an MLP width")]
+    widths += [(shape.expert_width, "an expert's width")] if shape.is_moe else []
+    for size, what in widths:
         if size < tp:
             raise RefusedError(f"{what} of {size} is smaller than tp={tp}; use a smaller tp")
 
@@ -50,7 +53,8 @@ def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
     tokens = padded_seq(run) * layout.mb
     sent: Messages = Counter()
     for _, layers in stages_at(run, at):
-        sent.update({message: len(layers) * n for message, n in _block(run).items()})
+        for layer in layers:
+            sent.update(_block(run, routed=shape.routes(layer)))
         if layers.start == 0:
             sent.update(_rows(run, 1))
         if layers.stop == shape.layers:
@@ -67,7 +71,7 @@ def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
             yield Transfer("tensor", "all_reduce", "partial gradients", size, reductions)
 
 
-def _block(run: Run) -> Messages:
+def _block(run: Run, *, routed: bool) -> Messages:
     """Messages of one block and micro-batch, with those that recomputing it repeats.
 
     Recomputation stops at the last tensor that backward needs: the sum that ends a block is
@@ -76,8 +80,9 @@ def _block(run: Run) -> Messages:
     shape = run.model
     again = run.layout.recompute == "full"
     sent: Messages = Counter()
-    for width in (*_attention_inputs(shape), shape.hidden):
+    for width in _attention_inputs(shape):
         sent.update(_columns(run, width, 1 + again))
+    sent.update((_gather if routed else _columns)(run, shape.hidden, 1 + again))
     if shape.is_mla:
         sent.update(_gather(run, shape.qk_rope, 1 + again))
     repeated = (2 if run.recipe.dropout else 1) if again else 0

@@ -20,6 +20,7 @@ class MicroBatch:
         samples: int64 [b], place of each sequence in the global batch.
         seq: s without padding, the same under every layout.
         step: the optimizer step, for dropout.
+        loss_scale: what every loss of the step is multiplied with.
     """
 
     tokens: Tensor
@@ -29,6 +30,7 @@ class MicroBatch:
     samples: Tensor
     seq: int
     step: int
+    loss_scale: float = 1.0
 
     def attention_mask(self) -> Tensor | None:
         """Mask [b, 1, s, s], true where a token may look: back, within its own document.

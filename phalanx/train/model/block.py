@@ -1,4 +1,4 @@
-"""One transformer block: attention and an MLP, each behind a norm and beside a residual."""
+"""One transformer block: attention and an MLP or experts, each behind a norm, on a residual."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -7,6 +7,7 @@ from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe
 from phalanx.train.model.attend import attend
 from phalanx.train.model.batch import MicroBatch
+from phalanx.train.model.experts import Experts
 from phalanx.train.model.latent import LatentAttention
 from phalanx.train.model.layers import (
     Dropout,
@@ -66,7 +67,7 @@ class MLP(nn.Module):
         self.up = Projection(f"{prefix}.up", (h, f), "out", tp, bias=bias)
         self.down = Projection(f"{prefix}.down", (f, h), "in", tp, bias=bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, _: MicroBatch) -> Tensor:
         """[s/t, b, h] to [s/t, b, h]; this rank computes f/t of the width."""
         if self.gate is None:
             (up,) = self.tp.columns(x, self.up)
@@ -85,7 +86,11 @@ class Block(nn.Module):
         kind = LatentAttention if shape.is_mla else Attention
         self.attention = kind(f"{prefix}.attention", shape, tp)
         self.mlp_norm = norm_layer(f"{prefix}.mlp_norm", shape, tp)
-        self.mlp = MLP(f"{prefix}.mlp", shape, tp)
+        self.mlp = (
+            Experts(prefix, shape, recipe, tp)
+            if shape.routes(layer)
+            else MLP(f"{prefix}.mlp", shape, tp)
+        )
         self.drop_attention, self.drop_mlp = (
             Dropout(recipe.dropout, recipe.seed, f"{prefix}.{site}", tp)
             for site in ("attention", "mlp")
@@ -94,4 +99,4 @@ class Block(nn.Module):
     def forward(self, x: Tensor, batch: MicroBatch) -> Tensor:
         """[s/t, b, h] to [s/t, b, h]."""
         x = x + self.drop_attention(self.attention(self.attention_norm(x), batch), batch)
-        return x + self.drop_mlp(self.mlp(self.mlp_norm(x)), batch)
+        return x + self.drop_mlp(self.mlp(self.mlp_norm(x), batch), batch)

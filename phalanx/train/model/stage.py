@@ -1,6 +1,6 @@
 """One slice of the model: what a pipeline rank computes between two of its messages."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -16,7 +16,7 @@ from phalanx.train.model.block import Block
 from phalanx.train.model.ends import Embedding, Head
 from phalanx.train.parallel.data import Reducer, ShardedUnit
 from phalanx.train.parallel.tensor import TensorParallel
-from phalanx.train.parameters import Initial, declared_in, initial_values
+from phalanx.train.parameters import Declaration, Held, Initial, declared_in, initial_values
 from phalanx.train.precision.dtypes import Precision
 from phalanx.train.unit import Unit
 from phalanx.train.weight_gradients import WeightGradients
@@ -148,7 +148,7 @@ class _UnitMaker:
 
     def __init__(self, run: Run, mesh: Mesh, precision: Precision) -> None:
         self.run, self.mesh, self.precision = run, mesh, precision
-        self.made: dict[nn.Module, ShardedUnit] = {}
+        self.made: dict[nn.Module, list[ShardedUnit]] = {}
 
     def of(self, part: Part) -> tuple[ShardedUnit, ...]:
         modules: list[nn.Module] = [part]
@@ -159,18 +159,19 @@ class _UnitMaker:
         for module in modules:
             if module not in self.made:
                 last = isinstance(part, Head)
-                self.made[module] = self._make(module, last=last)
-        return tuple(self.made[module] for module in modules)
+                self.made[module] = [
+                    self._make(held, last=last) for held in _apart(declared_in(module))
+                ]
+        return tuple(unit for module in modules for unit in self.made[module])
 
-    def _make(self, module: nn.Module, *, last: bool) -> ShardedUnit:
-        held = list(declared_in(module))
-        name = held[0].declaration.name
+    def _make(self, held: list[Held], *, last: bool) -> ShardedUnit:
+        name = _unit_name(held[0].declaration)
         layout, mesh = self.mesh.layout, self.mesh
         sharded = layout.zero_stage >= 1
-        tied = self.run.model.tied and layout.pp > 1 and name == "embedding.weight"
+        tied = self.run.model.tied and layout.pp > 1 and name == "embedding"
         parts = mesh.shard if sharded else mesh.data
         unit = Unit(
-            name=name.rsplit(".", 1)[0] if not name.startswith("blocks") else _block_name(name),
+            name=name,
             held=held,
             tensor=(mesh.tensor.size, mesh.tensor.index),
             parts=(parts.size, parts.index),
@@ -185,5 +186,17 @@ class _UnitMaker:
         return made
 
 
-def _block_name(parameter: str) -> str:
-    return ".".join(parameter.split(".")[:2])
+def _apart(held: Iterable[Held]) -> list[list[Held]]:
+    """Parameters that all data-parallel ranks hold, and those of experts."""
+    groups: dict[bool, list[Held]] = {False: [], True: []}
+    for one in held:
+        groups[one.declaration.spread is not None].append(one)
+    return [group for group in groups.values() if group]
+
+
+def _unit_name(declaration: Declaration) -> str:
+    """For example "head", "blocks.3" or "blocks.3.experts"."""
+    words = declaration.name.split(".")
+    if words[0] != "blocks":
+        return words[0]
+    return ".".join(words[:2] if declaration.spread is None else words[:3])

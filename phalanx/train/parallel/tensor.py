@@ -113,6 +113,11 @@ class TensorParallel:
             return partial
         return cast(Tensor, apply(_Sum, self, partial))
 
+    def product(self, x: Tensor, layer: Linear) -> Tensor:
+        """Multiply by this rank's part of a matrix, with no message."""
+        y = cast(Tensor, apply(_Rows, self.gradients, layer.product, x, layer.weight))
+        return y if layer.bias is None else y + layer.bias
+
     def gather_sequence(self, x: Tensor, purpose: str) -> tuple[Tensor, Pending]:
         """Start to put the parts of the sequence together: [s/t, b, h] to [s, b, h]."""
         if not self.sequence:

@@ -1,0 +1,293 @@
+"""A mixture of experts: a router sends each token to a few of many MLPs; some it always visits.
+
+Sources: Jiang et al. 2024 (arXiv:2401.04088), section 2.1, for softmax routing; DeepSeek-V3
+(arXiv:2412.19437), section 2.1.2, for sigmoid routing among groups, shared experts and both ways
+to balance.
+
+Shapes: s sequence, b micro-batch, h hidden, E experts, K experts per token, f width of an expert;
+s/t and f/t where a rank holds only its part.
+"""
+
+import math
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from phalanx.core.model import ModelShape
+from phalanx.core.run import Recipe
+from phalanx.train.autograd import apply
+from phalanx.train.kernels import grouped_outer, grouped_times, widened
+from phalanx.train.model.batch import MicroBatch
+from phalanx.train.model.layers import Projection, swiglu
+from phalanx.train.parallel.expert import ExpertParallel
+from phalanx.train.parallel.tensor import TensorParallel
+from phalanx.train.parameters import Declared, Start
+from phalanx.train.weight_gradients import WeightGradients
+
+
+class Routing(NamedTuple):
+    """What a router decided.
+
+    Attributes:
+        chosen: int64 [s, b, K].
+        weights: fp32 or wider [s, b, K].
+        kept: bool [s, b, K], false where a token is padding or an expert is full; None where
+            all are kept.
+    """
+
+    chosen: Tensor
+    weights: Tensor
+    kept: Tensor | None
+
+
+class Router(Declared):
+    """Scores every expert for every token and chooses K of them, in fp32 or wider.
+
+    Every tensor-parallel rank routes the whole sequence. What it gives back through the weights
+    of its part of the experts is a part of the gradient, so the router's own is one too.
+    """
+
+    weight: nn.Parameter
+
+    def __init__(self, prefix: str, shape: ModelShape, recipe: Recipe, tp: TensorParallel) -> None:
+        super().__init__(prefix)
+        self.shape, self.recipe, self.gradients = shape, recipe, tp.gradients
+        self.share = recipe.balance_loss / recipe.batch / tp.group.size
+        partial = tp.group.size > 1
+        self.declare("weight", (shape.experts, shape.hidden), partial=partial)
+
+    def forward(self, x: Tensor, batch: MicroBatch) -> Routing:
+        """Route [s, b, h]."""
+        logits = cast(Tensor, apply(_WideProduct, self.gradients, x, self.weight))
+        affinities = self._affinities(logits)
+        with torch.no_grad():
+            chosen = self._choose(affinities)
+            visits = torch.zeros_like(affinities).scatter_(-1, chosen, 1.0)
+            real = torch.arange(len(x), device=x.device) < batch.seq
+            visits *= real[:, None, None]
+            kept = self._kept(visits, chosen, batch.seq)
+        weights = affinities.gather(-1, chosen)
+        if self.shape.normalised:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        if self.shape.routed_scale != 1.0:
+            weights = weights * self.shape.routed_scale
+        if self.share:
+            loss = self._balance(affinities, visits, batch.seq)
+            weights = cast(Tensor, apply(_AddLoss, weights, loss, self.share * batch.loss_scale))
+        return Routing(chosen, weights, kept)
+
+    def _affinities(self, logits: Tensor) -> Tensor:
+        return logits.softmax(-1) if self.shape.routing == "softmax" else logits.sigmoid()
+
+    def _choose(self, affinities: Tensor) -> Tensor:
+        """The K best experts of the best groups; of equals the first."""
+        scores = affinities
+        groups, kept = self.shape.expert_groups, self.shape.groups_kept
+        if kept < groups:
+            grouped = scores.unflatten(-1, (groups, -1))
+            best = grouped.topk(self.shape.group_best, -1).values.sum(-1)
+            stays = torch.zeros_like(best).scatter_(-1, _first(best, kept), 1.0).bool()
+            scores = grouped.where(stays.unsqueeze(-1), -torch.inf).flatten(-2)
+        return _first(scores, self.shape.top_k)
+
+    def _kept(self, visits: Tensor, chosen: Tensor, seq: int) -> Tensor | None:
+        """Which rows travel: of real tokens, and the first of a sequence that fit an expert.
+
+        Each sequence has places of its own, so that what is dropped does not depend on how the
+        batch is cut; Lepikhin et al. 2020 (arXiv:2006.16668), section 2.2, call it a group.
+        """
+        if not self.recipe.capacity:
+            return None if len(visits) == seq else visits.gather(-1, chosen).bool()
+        even = seq * self.shape.top_k / self.shape.experts
+        fits = visits.cumsum(0) <= math.ceil(self.recipe.capacity * even)
+        return (fits & visits.bool()).gather(-1, chosen)
+
+    def _balance(self, affinities: Tensor, visits: Tensor, seq: int) -> Tensor:
+        """Sum over sequences of sum over experts of f P (DeepSeek-V3, equations 17 to 20).
+
+        f is an expert's share of the visits of a sequence over an even share, P its mean share of
+        the affinities of a token.
+        """
+        f = visits.sum(0) * (self.shape.experts / (self.shape.top_k * seq))
+        shares = affinities
+        if self.shape.routing == "sigmoid":
+            shares = shares / (shares.sum(-1, keepdim=True) + 1e-20)
+        return (shares[:seq].sum(0) * f).sum() / seq
+
+
+def _first(scores: Tensor, count: int) -> Tensor:
+    """Places of the `count` largest along the last dim; of equals the first, on any device."""
+    return torch.sort(scores, dim=-1, descending=True, stable=True).indices[..., :count]
+
+
+class _WideProduct(torch.autograd.Function):
+    """x w^T in fp32 or wider, whatever the dtype of its inputs; keeps x as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, gradients: WeightGradients, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.gradients, ctx.parameter = gradients, weight
+        ctx.save_for_backward(x, weight)
+        return F.linear(widened(x), widened(weight))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = cast(tuple[Tensor, Tensor], ctx.saved_tensors)
+        rows = grads[0].flatten(0, -2)
+        dx = (rows @ widened(weight)).view_as(x).to(x.dtype)
+        return None, dx, *ctx.gradients.finish(_WideWork(ctx.parameter, rows, x))
+
+
+class _WideWork:
+    """The gradient of a matrix that is multiplied in fp32 or wider: g^T x."""
+
+    def __init__(self, weight: Tensor, g: Tensor, x: Tensor) -> None:
+        self.weights, self.g, self.x = (weight,), g, x
+
+    def start(self) -> None:
+        """Send nothing: both factors are here."""
+
+    def finish(self) -> tuple[Tensor, ...]:
+        """Multiply."""
+        grad = self.g.t() @ widened(self.x).flatten(0, -2)
+        return (grad.to(self.weights[0].dtype),)
+
+
+class _AddLoss(torch.autograd.Function):
+    """Passes `x` on; its backward also sends `share` into a loss that nothing else sees."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, loss: Tensor, share: float) -> Tensor:
+        ctx.share, ctx.like = share, loss
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        return grads[0], torch.full_like(ctx.like, ctx.share), None
+
+
+class Stack(Declared):
+    """One matrix [n_out, n_in] for each expert, each cut by columns or rows over tp."""
+
+    weight: nn.Parameter
+
+    def __init__(self, prefix: str, experts: int, sizes: tuple[int, int], start: Start) -> None:
+        super().__init__(prefix)
+        n_in, n_out = sizes
+        split = 2 if start == "residual" else 1
+        self.declare("weight", (experts, n_out, n_in), split=split, spread=0, start=start)
+
+
+class RoutedExperts(nn.Module):
+    """The experts of one layer, on the ranks along ep."""
+
+    def __init__(
+        self, prefix: str, shape: ModelShape, ep: ExpertParallel, gradients: WeightGradients
+    ) -> None:
+        super().__init__()
+        self.ep, self.gradients = ep, gradients
+        E, h, f = shape.experts, shape.hidden, shape.expert_width
+        gated = shape.activation == "swiglu"
+        self.gate = Stack(f"{prefix}.gate", E, (h, f), "normal") if gated else None
+        self.up = Stack(f"{prefix}.up", E, (h, f), "normal")
+        self.down = Stack(f"{prefix}.down", E, (f, h), "residual")
+
+    def forward(self, x: Tensor, routing: Routing) -> Tensor:
+        """[s, b, h] to this tensor-parallel rank's part of the sum, [s, b, h]."""
+        plan = self.ep.plan(routing.chosen, routing.kept)
+        rows = self.ep.dispatch(x, plan)
+        (y,) = self._products(self._width(rows, plan.counts), plan.counts, self.down)
+        return self.ep.combine(y, routing.weights, plan)
+
+    def _width(self, rows: Tensor, counts: list[int]) -> Tensor:
+        if self.gate is None:
+            (up,) = self._products(rows, counts, self.up)
+            return F.gelu(up, approximate="tanh")
+        return swiglu(*self._products(rows, counts, self.gate, self.up))
+
+    def _products(self, rows: Tensor, counts: list[int], *stacks: Stack) -> tuple[Tensor, ...]:
+        weights = [stack.weight for stack in stacks]
+        return cast(tuple[Tensor, ...], apply(_Grouped, self.gradients, counts, rows, *weights))
+
+
+class _Grouped(torch.autograd.Function):
+    """Rows [R, n_in] times a matrix of their own expert; several [E, n_out, n_in] at once."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, gradients: WeightGradients, counts: list[int], rows: Tensor, *weights: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.gradients, ctx.counts, ctx.parameters = gradients, counts, weights
+        ctx.save_for_backward(rows, *weights)
+        return tuple(grouped_times(rows, w, counts) for w in weights)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        rows, *weights = cast(tuple[Tensor, ...], ctx.saved_tensors)
+        counts = cast(list[int], ctx.counts)
+        dx = grouped_times(grads[0], weights[0].transpose(1, 2), counts)
+        for g, w in zip(grads[1:], weights[1:], strict=True):
+            dx += grouped_times(g, w.transpose(1, 2), counts)
+        work = _GroupedWork(ctx.parameters, counts, grads, rows)
+        return None, None, dx, *ctx.gradients.finish(work)
+
+
+class _GroupedWork:
+    """The gradients of experts: g^T x over the rows of each; zero for an expert without any."""
+
+    def __init__(
+        self, weights: tuple[Tensor, ...], counts: list[int], grads: tuple[Tensor, ...], x: Tensor
+    ) -> None:
+        self.weights, self.counts, self.grads, self.x = weights, counts, grads, x
+
+    def start(self) -> None:
+        """Send nothing: rows and gradients are here."""
+
+    def finish(self) -> tuple[Tensor, ...]:
+        """Multiply."""
+        return tuple(grouped_outer(g, self.x, self.counts) for g in self.grads)
+
+
+class SharedExperts(nn.Module):
+    """Experts that every token visits, side by side as one MLP of their width together."""
+
+    def __init__(self, prefix: str, shape: ModelShape, tp: TensorParallel) -> None:
+        super().__init__()
+        self.tp = tp
+        h, f = shape.hidden, shape.shared_experts * shape.expert_width
+        gated = shape.activation == "swiglu"
+        self.gate = Projection(f"{prefix}.gate", (h, f), "out", tp) if gated else None
+        self.up = Projection(f"{prefix}.up", (h, f), "out", tp)
+        self.down = Projection(f"{prefix}.down", (f, h), "in", tp)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[s, b, h] to this tensor-parallel rank's part of the sum, [s, b, h]."""
+        up = self.tp.product(x, self.up)
+        if self.gate is None:
+            return self.tp.product(F.gelu(up, approximate="tanh"), self.down)
+        return self.tp.product(swiglu(self.tp.product(x, self.gate), up), self.down)
+
+
+class Experts(nn.Module):
+    """What stands in the place of a block's MLP: router, routed experts, shared experts.
+
+    All three see the whole sequence, gathered once, and their parts are summed once.
+    """
+
+    def __init__(self, prefix: str, shape: ModelShape, recipe: Recipe, tp: TensorParallel) -> None:
+        super().__init__()
+        self.tp = tp
+        self.router = Router(f"{prefix}.router", shape, recipe, tp)
+        ep = ExpertParallel(shape.experts)
+        self.routed = RoutedExperts(f"{prefix}.experts", shape, ep, tp.gradients)
+        shared = SharedExperts(f"{prefix}.shared", shape, tp) if shape.shared_experts else None
+        self.shared = shared
+
+    def forward(self, x: Tensor, batch: MicroBatch) -> Tensor:
+        """[s/t, b, h] to [s/t, b, h]."""
+        whole = self.tp.whole(x)
+        y = self.routed(whole, self.router(whole, batch))
+        if self.shared is not None:
+            y = y + self.shared(whole)
+        return self.tp.sum(y)
