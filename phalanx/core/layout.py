@@ -54,6 +54,7 @@ class Layout:
             mlp+norms.
         precision: of the matrix products; "auto" is bf16 on GPU and fp32 on CPU.
         sp: split the regions that tp leaves whole along the sequence; None means where tp > 1.
+        compile: have torch.compile fuse the operations of each block.
     """
 
     dp: int = 1
@@ -70,6 +71,7 @@ class Layout:
     recompute: str = "none"
     precision: str = "auto"
     sp: bool | None = None
+    compile: bool = False
 
     def __post_init__(self) -> None:
         """Resolve defaults and reject values that no model could make right."""
@@ -249,18 +251,18 @@ def _one_of(key: str, value: object, allowed: tuple[object, ...]) -> None:
 def _read(key: str, value: object) -> object:
     if key in ("schedule", "recompute", "precision"):
         return str(value).lower()
-    if key == "sp":
-        return _switch(value)
+    if key in ("sp", "compile"):
+        return _switch(key, value)
     if key == "stages":
         parts = value if isinstance(value, list | tuple) else str(value).split("+")
         return tuple(_integer(key, part) for part in parts)
     return _integer(key, value)
 
 
-def _switch(value: object) -> bool:
+def _switch(key: str, value: object) -> bool:
     words = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
     if str(value).lower() not in words:
-        raise UsageError(f"sp={value}; sp can be on or off")
+        raise UsageError(f"{key}={value}; {key} can be on or off")
     return words[str(value).lower()]
 
 

@@ -106,6 +106,11 @@ class Group:
         """Number of ranks."""
         return len(self.ranks)
 
+    @property
+    def name(self) -> str:
+        """Axis and ranks, for example tensor:0,1."""
+        return f"{self.axis}:{','.join(map(str, self.ranks))}"
+
     def all_reduce(self, x: Tensor, purpose: str, *, largest: bool = False) -> Pending:
         """Sum (or take the maximum of) `x` over the group, in place; contiguous, any shape."""
         if self.size == 1:

@@ -25,8 +25,19 @@ def times(x: Tensor, w: Tensor) -> Tensor:
     """
     large = x.numel() * w.shape[0] >= _WORTHWHILE
     if _ONEDNN and large and x.dtype == torch.float32 and x.device.type == "cpu":
-        return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, w, None, "none", [], ""))
+        return _onednn_product(x, w)
     return F.linear(x, w)
+
+
+@torch.library.custom_op("phalanx::onednn_product", mutates_args=())
+def _onednn_product(x: Tensor, w: Tensor) -> Tensor:
+    """An operator of its own, so that a compiled block can contain it."""
+    return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, w, None, "none", [], ""))
+
+
+@_onednn_product.register_fake
+def _(x: Tensor, w: Tensor) -> Tensor:
+    return x.new_empty((*x.shape[:-1], w.shape[0]))
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

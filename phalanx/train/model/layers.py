@@ -146,9 +146,12 @@ class _Rotate(torch.autograd.Function):
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
     still = x.shape[-1] - 2 * cos.shape[-1]
+    a, b = x[..., still:].chunk(2, -1)
+    if torch.compiler.is_compiling():  # fused there, and `out=` cannot be traced
+        turned = (a * cos - sign * b * sin, b * cos + sign * a * sin)
+        return torch.cat([x[..., :still], *turned], -1)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     out[..., :still] = x[..., :still]
-    a, b = x[..., still:].chunk(2, -1)
     left, right = out[..., still:].chunk(2, -1)
     torch.mul(a, cos, out=left).addcmul_(b, sin, value=-sign)
     torch.mul(b, cos, out=right).addcmul_(a, sin, value=sign)

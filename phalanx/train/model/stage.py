@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from phalanx.core.run import Run
+from phalanx.core.run import Recipe, Run
 from phalanx.train.mesh import Mesh
 from phalanx.train.model.batch import MicroBatch
 from phalanx.train.model.block import Block
@@ -81,10 +81,12 @@ class Stage:
             raise ValueError(f"stage {self.index} needs the output of the one before")
         if isinstance(part, Head):
             return part.logits(x) if logits else part.forward(x, batch)
-        if self.recomputes and torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
+            return part.forward(x, batch)  # not what was compiled: that would be compiled anew
+        if self.recomputes:
             again = checkpoint(part, x, batch, use_reentrant=False, preserve_rng_state=False)
             return cast(Tensor, again)
-        return part.forward(x, batch)
+        return cast(Tensor, part(x, batch))
 
     def _before_backward(self, i: int) -> None:
         """Have part i's weights here, and those that backward needs next on their way.
@@ -133,6 +135,8 @@ def _parts(run: Run, tp: TensorParallel, layers: range) -> Sequence[Part]:
     for block in parts:
         if isinstance(block, Block):
             block.attention.recompute_core = run.layout.recompute == "selective"
+            if run.layout.compile:
+                compile_block(block, recipe)
     table = None
     if layers.start == 0:
         embedding = Embedding(shape, recipe, tp)
@@ -141,6 +145,17 @@ def _parts(run: Run, tp: TensorParallel, layers: range) -> Sequence[Part]:
     if layers.stop == shape.layers:
         parts.append(Head(shape, recipe, tp, table))
     return parts
+
+
+def compile_block(block: Block, recipe: Recipe) -> None:
+    """Have a block's operations fused; blocks of one shape share what was compiled.
+
+    The mask of dropout is another one in every step, so it stays outside.
+    """
+    if recipe.dropout:
+        block.drop_attention = torch.compiler.disable(block.drop_attention)
+        block.drop_mlp = torch.compiler.disable(block.drop_mlp)
+    block.compile(fullgraph=recipe.dropout == 0, dynamic=False)
 
 
 class _UnitMaker:

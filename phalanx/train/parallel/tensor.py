@@ -18,6 +18,7 @@ from phalanx.train.autograd import apply
 from phalanx.train.comm import Group, Pending
 from phalanx.train.precision.product import Gradient, Operand, Product, Products, plain
 from phalanx.train.weight_gradients import WeightGradients
+from phalanx.train.traced import all_gather, all_reduce, enlist, reduce_scatter
 
 
 class Linear(Protocol):
@@ -50,6 +51,7 @@ class TensorParallel:
         self.products = products
         self.sequence = sequence and group.size > 1
         self.gradients = gradients or WeightGradients()
+        enlist(group)
 
     def alone(self) -> "TensorParallel":
         """How this rank computes a product by itself, with matrices that every rank holds whole."""
@@ -122,6 +124,8 @@ class TensorParallel:
         """Start to put the parts of the sequence together: [s/t, b, h] to [s, b, h]."""
         if not self.sequence:
             return x, Pending()
+        if torch.compiler.is_compiling():
+            return all_gather(x, self.group.name, self.group.size, purpose), Pending()
         whole = x.new_empty((x.shape[0] * self.group.size, *x.shape[1:]))
         return whole, self.group.all_gather(whole, x.contiguous(), purpose)
 
@@ -135,11 +139,21 @@ class TensorParallel:
 
     def reduce_sequence(self, x: Tensor, purpose: str) -> tuple[Tensor, Pending]:
         """Start to add up [s, b, h] over ranks, keeping [s/t, b, h]; or all of it without sp."""
+        if torch.compiler.is_compiling():
+            return self._traced_reduction(x, purpose), Pending()
         x = x.contiguous()
         if not self.sequence:
             return x, self.group.all_reduce(x, purpose)
         part = x.new_empty((x.shape[0] // self.group.size, *x.shape[1:]))
         return part, self.group.reduce_scatter(part, x, purpose)
+
+    def _traced_reduction(self, x: Tensor, purpose: str) -> Tensor:
+        group = self.group
+        if group.size == 1:
+            return x
+        if not self.sequence:
+            return all_reduce(x, group.name, purpose)
+        return reduce_scatter(x, group.name, group.size, purpose)
 
 
 class _Columns(torch.autograd.Function):
