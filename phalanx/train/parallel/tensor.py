@@ -152,8 +152,8 @@ class TensorParallel:
         if group.size == 1:
             return x
         if not self.sequence:
-            return all_reduce(x, group.name, purpose)
-        return reduce_scatter(x, group.name, group.size, purpose)
+            return cast(Tensor, all_reduce(x, group.name, purpose))
+        return cast(Tensor, reduce_scatter(x, group.name, group.size, purpose))
 
 
 class _Columns(torch.autograd.Function):
