@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from phalanx.train.autograd import apply
 from phalanx.train.comm import Group, Pending
 from phalanx.train.precision.product import Gradient, Operand, Product, Products, plain
-from phalanx.train.weight_gradients import WeightGradients
 from phalanx.train.traced import all_gather, all_reduce, enlist, reduce_scatter
+from phalanx.train.weight_gradients import WeightGradients
 
 
 class Linear(Protocol):
