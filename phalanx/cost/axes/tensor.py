@@ -75,7 +75,7 @@ def _block(run: Run, *, routed: bool) -> Messages:
     """Messages of one block and micro-batch, with those that recomputing it repeats.
 
     Recomputation stops at the last tensor that backward needs: the sum that ends a block is
-    repeated only if dropout follows it.
+    repeated only if dropout follows it, or if the block is one graph that runs whole.
     """
     shape = run.model
     again = run.layout.recompute == "full"
@@ -85,7 +85,8 @@ def _block(run: Run, *, routed: bool) -> Messages:
     sent.update((_gather if routed else _columns)(run, shape.hidden, 1 + again))
     if shape.is_mla:
         sent.update(_gather(run, shape.qk_rope, 1 + again))
-    repeated = (2 if run.recipe.dropout else 1) if again else 0
+    whole = run.recipe.dropout or run.layout.compile
+    repeated = (2 if whole else 1) if again else 0
     sent.update(_rows(run, 2, repeated))
     return sent
 
