@@ -11,6 +11,9 @@ from phalanx.train.step import build_engine, forward_backward
 from phalanx.verify.oracle import compare, default_case, reference_job
 from phalanx.verify.pool import RankPool
 
+# While it compiles, torch is warned of its own insides.
+of_the_compiler = pytest.mark.filterwarnings("ignore")
+
 SMALL = {"layers": 2, "hidden": 32, "ffn": 48}
 
 
@@ -25,15 +28,14 @@ def test_fused_blocks_send_what_is_predicted(ranks: RankPool, line: str) -> None
         assert sent == transfers(case.run, case.run.layout.coordinates(rank))
 
 
-# torch looks at .grad of every input while it compiles, and is warned of that by itself.
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@of_the_compiler
 def test_all_blocks_share_one_graph() -> None:
     counters.clear()
     loss_of("compile=on", dropout=0.0)
     assert counters["stats"]["unique_graphs"] == 1
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@of_the_compiler
 def test_masks_of_dropout_are_those_of_blocks_that_are_not_fused() -> None:
     assert loss_of("compile=on", dropout=0.5) == pytest.approx(loss_of("", dropout=0.5), rel=1e-12)
 
