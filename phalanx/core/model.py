@@ -31,6 +31,7 @@ class ModelShape:
         tied: the output head is the embedding, transposed.
         max_positions: rows of the learned position table.
         bias: linear layers carry a bias (GPT family), but for those of latent attention.
+        qkv_bias: queries, keys and values carry a bias, whatever `bias` says (Qwen2).
         qk_norm: an RMSNorm of each query and key head before positions (Qwen3).
         experts, top_k, shared_experts, moe_ffn, dense_layers: mixture of experts; with
             experts 0 every layer is dense.
@@ -59,6 +60,7 @@ class ModelShape:
     norm_eps: float = 1e-5
     max_positions: int = 2048
     bias: bool = False
+    qkv_bias: bool = False
     qk_norm: bool = False
     experts: int = 0
     top_k: int = 0
@@ -130,10 +132,9 @@ class ModelShape:
                 f"latent attention has a key and a value for each head; model.kv_heads can be "
                 f"{self.heads}, not {self.kv_heads}"
             )
-        if self.qk_norm:
-            raise UsageError(
-                "latent attention has norms of its own, before heads; use model.qk_norm=false"
-            )
+        for key in ("qk_norm", "qkv_bias"):
+            if getattr(self, key):
+                raise UsageError(f"latent attention has no {key}; use model.{key}=false")
 
     def _default_head_dim(self) -> int:
         if self.hidden % self.heads:
@@ -178,6 +179,11 @@ class ModelShape:
         return self.kv_lora_rank > 0
 
     @property
+    def has_qkv_bias(self) -> bool:
+        """Whether queries, keys and values carry a bias."""
+        return self.bias or self.qkv_bias
+
+    @property
     def qk_width(self) -> int:
         """Channels of one query or key."""
         return self.qk_nope + self.qk_rope if self.is_mla else self.head_dim
@@ -197,7 +203,7 @@ class ModelShape:
         h, a, g, d = self.hidden, self.heads, self.kv_heads, self.head_dim
         if self.is_mla:
             return self._latent_attention_params()
-        biases = (a + 2 * g) * d + h if self.bias else 0
+        biases = self.has_qkv_bias * (a + 2 * g) * d + self.bias * h
         return h * d * (2 * a + 2 * g) + biases + (2 * d if self.qk_norm else 0)
 
     def _latent_attention_params(self) -> int:

@@ -123,7 +123,7 @@ def _attention(shape: ModelShape, t: int) -> int:
         return _latent_attention(shape, t)
     h, d = shape.hidden, shape.head_dim
     a, g = -(-shape.heads // t), -(-shape.kv_heads // t)
-    biases = (a + 2 * g) * d + h if shape.bias else 0
+    biases = shape.has_qkv_bias * (a + 2 * g) * d + shape.bias * h
     return h * d * (2 * a + 2 * g) + biases + (2 * d if shape.qk_norm else 0)
 
 

@@ -127,7 +127,7 @@ class _Part(NamedTuple):
 def _attention(shape: ModelShape, tp: int) -> _Part:
     h, d, a, g = shape.hidden, shape.head_dim, shape.heads // tp, shape.kv_heads // tp
     columns = (a + 2 * g) * d
-    cut = h * (columns + a * d) + (columns if shape.bias else 0)
+    cut = h * (columns + a * d) + (columns if shape.has_qkv_bias else 0)
     return _Part(cut, h if shape.bias else 0, 2 * d if shape.qk_norm else 0)
 
 

@@ -28,6 +28,7 @@ FEATURES: Mapping[str, Tables] = {
         }
     },
     "qk-norm": {"model": {"qk_norm": True}},
+    "qkv-bias": {"model": {"qkv_bias": True}},
     "latent": {"model": {**LATENT, "q_lora_rank": 24}},
     "direct-query": {"model": LATENT},
     "dropout": {"recipe": {"dropout": 0.1}},
@@ -130,7 +131,7 @@ COVER = tuple(
     dp=2 pp=2 zero=2 precision=fp16 | tied dropout | holes
     dp=2 zero=0 mb=2 | gpt sgd
     dp=2 zero=1 recompute=selective | odd tied dropout documents
-    dp=2 zero=2 precision=fp32 | smoothing qk-norm
+    dp=2 zero=2 precision=fp32 | smoothing qk-norm qkv-bias
     dp=2 zero=3 mb=2 recompute=full | tied max-norm | holes
     tp=2 mb=4 | odd gpt dropout smoothing documents
     tp=2 sp=off mb=4 recompute=full | odd tied dropout qk-norm | holes
@@ -143,7 +144,7 @@ COVER = tuple(
     dp=2 tp=2 shard=1 zero=3 recompute=full mb=2 | tied
     dp=2 tp=2 zero=0 sp=off mb=2 | gpt smoothing max-norm
     dp=2 tp=2 zero=2 mb=2 recompute=full | odd dropout documents qk-norm | holes
-    dp=2 tp=2 zero=3 mb=2 precision=fp32 | tied
+    dp=2 tp=2 zero=3 mb=2 precision=fp32 | tied qkv-bias
     dp=2 pp=2 zero=1 schedule=gpipe | tied odd no-clip
     dp=2 pp=2 zero=2 schedule=interleaved v=2 | tied dropout smoothing
     dp=2 pp=2 zero=3 recompute=full | gpt documents | holes
@@ -221,7 +222,8 @@ def _layout(random: Random, max_ranks: int) -> str:
     dp, pp, tp = _degrees(random, max_ranks)
     words = {"dp": dp, "pp": pp, "tp": tp, "zero": random.randrange(4), "v": 1}
     words["mb"] = random.choice((1, 1, 2, 3))
-    words["shard"] = random.choice([n for n in range(1, dp + 1) if dp % n == 0] + [dp])
+    shards = [n for n in range(1, dp + 1) if dp % n == 0]
+    words["shard"] = random.choice(shards + shards[1:])
     chosen: dict[str, object] = dict(words)
     chosen["recompute"] = random.choice(("none", "selective", "full"))
     chosen["schedule"] = random.choice(SCHEDULES)

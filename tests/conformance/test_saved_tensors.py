@@ -37,7 +37,7 @@ GPT = ModelShape(
     positions="learned",
     bias=True,
 )
-QWEN = replace(LLAMA, qk_norm=True)
+QWEN = replace(LLAMA, qk_norm=True, qkv_bias=True)
 LATENT = replace(
     LLAMA, kv_heads=8, q_lora_rank=24, kv_lora_rank=20, qk_nope=12, qk_rope=6, v_head=14
 )

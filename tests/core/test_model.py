@@ -21,6 +21,7 @@ def test_latent_attention_says_how_wide_its_heads_are() -> None:
         ({"v_head": 19}, r"v_head is 19; it can be up to qk_nope \+ qk_rope = 18"),
         ({"kv_heads": 2}, "model.kv_heads can be 4, not 2"),
         ({"qk_norm": True}, "use model.qk_norm=false"),
+        ({"qkv_bias": True}, "use model.qkv_bias=false"),
     ],
 )
 def test_latent_attention_refuses_what_it_cannot_mean(

@@ -54,7 +54,7 @@ def test_a_folded_pipeline_holds_the_model_once_and_dualpipe_twice(name: str, v:
 @pytest.mark.parametrize(
     "shape",
     [
-        *(load.model(name) for name in ("llama-3-8b", "gpt2", "qwen3-8b")),
+        *(load.model(name) for name in ("llama-3-8b", "gpt2", "qwen2.5-7b", "qwen3-8b")),
         replace(load.model("deepseek-v3"), experts=0),
     ],
     ids=lambda s: s.name,

@@ -25,14 +25,22 @@ from phalanx.core.run import Recipe, Run
 from phalanx.data.batches import IGNORED, Batch
 from phalanx.train.mesh import build_mesh
 from phalanx.train.model import huggingface
-from phalanx.train.model.families import GPT2, LLAMA
+from phalanx.train.model.families import GPT2, LLAMA, QWEN2, QWEN3, STARCODER2, Family
 from phalanx.train.model.huggingface import export_hf, import_hf
 from phalanx.train.model.inventory import declarations
 from phalanx.train.parameters import Box, Declaration, Initial
 from phalanx.train.step import Engine, build_engine, micro_batches
 
 DATA = Path(__file__).parent / "data"
-FOLDERS = ["llama-gqa-untied", "llama-tied", "gpt2"]
+FOLDERS = [
+    "llama-gqa-untied",
+    "llama-tied",
+    "gpt2",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "starcoder2",
+]
 LLAMA_SHAPE = ModelShape(layers=2, hidden=16, heads=4, kv_heads=2, ffn=24, vocab=40)
 GPT_SHAPE = ModelShape(
     layers=2,
@@ -102,16 +110,18 @@ def test_what_transformers_wrote_comes_back_bit_by_bit(folder: str, tmp_path: Pa
     tied=st.booleans(),
     bias=st.booleans(),
     parts=st.integers(1, 3),
-    family=st.sampled_from([LLAMA, GPT2]),
+    family=st.sampled_from([LLAMA, GPT2, QWEN2, QWEN3, STARCODER2]),
 )
 @settings(max_examples=25, deadline=None)
 def test_any_box_of_what_was_written_is_read_back(
-    heads: tuple[int, int], tied: bool, bias: bool, parts: int, family: object, tmp_path_factory
+    heads: tuple[int, int], tied: bool, bias: bool, parts: int, family: Family, tmp_path_factory
 ) -> None:
-    if family is LLAMA:
-        shape = replace(LLAMA_SHAPE, heads=heads[0], kv_heads=heads[1], tied=tied, bias=bias)
-    else:
+    if family is GPT2:
         shape = replace(GPT_SHAPE, tied=tied)
+    else:
+        shape = replace(LLAMA_SHAPE, heads=heads[0], kv_heads=heads[1], tied=tied, **family.kind)
+    if family is LLAMA:
+        shape = replace(shape, bias=bias)
     written = random_weights(shape)
     folder = tmp_path_factory.mktemp("hf") / "out"
     assert export_hf(written.__getitem__, shape, folder) is family
@@ -184,7 +194,7 @@ def change(folder: Path, **keys: object) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"model_type": "mamba"}, "'mamba' is not known; it can be llama or gpt2"),
+        ({"model_type": "mamba"}, "'mamba' is not known; it can be llama, gpt2, mistral"),
         ({"hidden_act": "relu"}, "hidden_act=relu is not known .* it can be silu"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type=yarn is not known"),
         ({"rope_parameters": None, "rope_scaling": {"type": "linear"}}, "rope_type=linear"),
@@ -195,6 +205,16 @@ def test_other_arithmetic_is_refused(keys: dict[str, object], message: str, tmp_
     folder = shutil.copytree(DATA / "llama-gqa-untied", tmp_path / "llama")
     change(folder, **keys)
     with pytest.raises(RefusedError, match=message):
+        import_hf(folder)
+
+
+def test_a_window_that_a_configuration_leaves_unsaid_is_refused(tmp_path: Path) -> None:
+    folder = shutil.copytree(DATA / "mistral", tmp_path / "mistral")
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    del config["sliding_window"]
+    path.write_text(json.dumps(config))
+    with pytest.raises(RefusedError, match="sliding_window=4096 is not known for mistral models"):
         import_hf(folder)
 
 

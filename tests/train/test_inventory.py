@@ -15,7 +15,7 @@ DENSE_V3 = replace(load.model("deepseek-v3"), experts=0, name="deepseek-v3 witho
 @pytest.mark.parametrize(
     "shape",
     [
-        *(load.model(name) for name in ("llama-3.2-1b", "gpt2", "qwen3-8b")),
+        *(load.model(name) for name in ("llama-3.2-1b", "gpt2", "qwen2.5-0.5b", "qwen3-8b")),
         DENSE_V3,
         replace(DENSE_V3, q_lora_rank=0, name="with direct queries"),
     ],

@@ -29,11 +29,11 @@ class Attention(nn.Module):
         self.shape, self.tp = shape, tp
         self.recompute_core = False
         query, key_value = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        h, bias = shape.hidden, shape.bias
+        h, bias = shape.hidden, shape.has_qkv_bias
         self.q = Projection(f"{prefix}.q", (h, query), "out", tp, bias=bias)
         self.k = Projection(f"{prefix}.k", (h, key_value), "out", tp, bias=bias)
         self.v = Projection(f"{prefix}.v", (h, key_value), "out", tp, bias=bias)
-        self.o = Projection(f"{prefix}.o", (query, h), "in", tp, bias=bias)
+        self.o = Projection(f"{prefix}.o", (query, h), "in", tp, bias=shape.bias)
         self.q_norm = head_norm(f"{prefix}.q_norm", shape) if shape.qk_norm else None
         self.k_norm = head_norm(f"{prefix}.k_norm", shape) if shape.qk_norm else None
 

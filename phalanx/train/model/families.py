@@ -1,4 +1,4 @@
-"""Two architectures of Hugging Face Transformers: their names, their shapes, their configuration.
+"""Architectures of Hugging Face Transformers: their names, their shapes, their configuration.
 
     ours                       llama                             gpt2
     embedding                  model.embed_tokens                transformer.wte
@@ -7,7 +7,8 @@
     blocks.0.mlp.down          model.layers.0.mlp.down_proj      transformer.h.0.mlp.c_proj
     head                       lm_head                           lm_head
 
-GPT-2 keeps the matrices of its blocks transposed, and q, k and v in one.
+GPT-2 keeps the matrices of its blocks transposed, and q, k and v in one. Mistral, Qwen2, Qwen3 and
+Starcoder2 are named as Llama is.
 """
 
 from collections.abc import Mapping
@@ -48,8 +49,9 @@ class Family:
         architecture: the class that loads it.
         kind: what all its models have in common, as fields of our shape.
         keys: what a configuration calls the other fields of our shape.
-        silent: our value where a configuration does not say.
-        fixed: what a configuration must say for the arithmetic to be ours; silence is consent.
+        silent: our value where a configuration does not say, or theirs of a key in `fixed`.
+        fixed: what a configuration must say for the arithmetic to be ours; silence is consent
+            unless `silent` says otherwise.
         twins: two keys of a configuration that must agree, because one field of ours is both.
         modules: what it calls our modules, `{}` for the layer.
         fused: our modules that are parts of one of theirs, in order.
@@ -102,7 +104,7 @@ class Family:
         """
         said = {**config, **_rotary(config)}
         for key, allowed in self.fixed.items():
-            self._require(key, said.get(key, allowed[0]), allowed)
+            self._require(key, said.get(key, self.silent.get(key, allowed[0])), allowed)
         values = {field: self._value(said, field) for field in self.keys}
         for twin, key in self.twins.items():
             self._require(twin, said.get(twin, False), (said.get(key, False),))
@@ -212,7 +214,56 @@ GPT2 = Family(
     fused=("attention.q", "attention.k", "attention.v"),
     transposes=True,
 )
-FAMILIES = {family.model_type: family for family in (LLAMA, GPT2)}
+MISTRAL = replace(
+    LLAMA,
+    model_type="mistral",
+    architecture="MistralForCausalLM",
+    keys={ours: key for ours, key in LLAMA.keys.items() if ours != "bias"},
+    silent={**LLAMA.silent, "kv_heads": 8, "sliding_window": 4096},
+    fixed={**LLAMA.fixed, "sliding_window": (None,)},
+    twins={},
+)
+QWEN2 = replace(
+    MISTRAL,
+    model_type="qwen2",
+    architecture="Qwen2ForCausalLM",
+    kind={**LLAMA.kind, "qkv_bias": True},
+    silent={**LLAMA.silent, "kv_heads": 32, "max_positions": 32768},
+    fixed={**LLAMA.fixed, "use_sliding_window": (False,)},
+)
+QWEN3 = replace(
+    QWEN2,
+    model_type="qwen3",
+    architecture="Qwen3ForCausalLM",
+    kind={**LLAMA.kind, "qk_norm": True},
+    silent={**QWEN2.silent, "head_dim": 128},
+    fixed={**QWEN2.fixed, "attention_bias": (False,)},
+    modules={
+        **LLAMA.modules,
+        "attention.q_norm": "model.layers.{}.self_attn.q_norm",
+        "attention.k_norm": "model.layers.{}.self_attn.k_norm",
+    },
+)
+STARCODER2 = replace(
+    MISTRAL,
+    model_type="starcoder2",
+    architecture="Starcoder2ForCausalLM",
+    kind={"norm": "layernorm", "activation": "gelu", "positions": "rope", "bias": True},
+    keys={**MISTRAL.keys, "norm_eps": "norm_epsilon"},
+    silent={**LLAMA.silent, "kv_heads": 2, "tied": True, "norm_eps": 1e-5, "max_positions": 4096},
+    fixed={
+        "hidden_act": ("gelu_pytorch_tanh", "gelu_new"),
+        "rope_type": ("default",),
+        "use_bias": (True,),
+        "sliding_window": (None,),
+    },
+    modules={
+        **{ours: name for ours, name in LLAMA.modules.items() if ours != "mlp.gate"},
+        "mlp.up": "model.layers.{}.mlp.c_fc",
+        "mlp.down": "model.layers.{}.mlp.c_proj",
+    },
+)
+FAMILIES = {f.model_type: f for f in (LLAMA, GPT2, MISTRAL, QWEN2, QWEN3, STARCODER2)}
 
 
 def family_of(shape: ModelShape) -> Family:
@@ -224,11 +275,18 @@ def family_of(shape: ModelShape) -> Family:
     for family in FAMILIES.values():
         if replace(family.shape(family.configuration(shape)), name=shape.name) == shape:
             return family
+    known = "; ".join(f"{name} ({_features(f.kind)})" for name, f in FAMILIES.items())
     raise RefusedError(
-        f"Transformers has no model with {shape.norm}, {shape.activation}, {shape.positions}, "
-        f"bias={str(shape.bias).lower()}, {shape.kv_heads} kv heads of {shape.heads}; it has "
-        "llama (rmsnorm, swiglu, rope) and gpt2 (layernorm, gelu, learned, bias, no kv heads)"
+        f"Transformers has no model with {_features(vars(shape))}, {shape.kv_heads} kv heads of "
+        f"{shape.heads}; it has {known}"
     )
+
+
+def _features(values: Mapping[str, Any]) -> str:
+    """What tells families apart, in a few words."""
+    words = [str(values[key]) for key in ("norm", "activation", "positions")]
+    switches = ("bias", "qkv_bias", "qk_norm", "experts", "kv_lora_rank")
+    return ", ".join(words + [key for key in switches if values.get(key)])
 
 
 def family_called(model_type: str) -> Family:
@@ -239,6 +297,6 @@ def family_called(model_type: str) -> Family:
     """
     if model_type not in FAMILIES:
         raise RefusedError(
-            f"a model of type {model_type!r} is not known; it can be {' or '.join(FAMILIES)}"
+            f"a model of type {model_type!r} is not known; it can be {', '.join(FAMILIES)}"
         )
     return FAMILIES[model_type]
