@@ -4,6 +4,7 @@ phalanx verify                                        a covering set of layouts:
 phalanx verify --layout "dp=2 pp=2 tp=2 zero=3"       this one
 phalanx verify --layout tp=2 --set model.vocab=97 --documents
 phalanx verify --sample 100 --max-ranks 8 --seed 7    layouts drawn at random
+phalanx verify --pairs                                every two features that go together
 """
 
 import json
@@ -49,6 +50,7 @@ def arguments(parser: ArgumentParser) -> None:
         help="a layout to verify, in one line; may be repeated",
     )
     add("--sample", type=int, metavar="K", help="verify K layouts and models drawn at random")
+    add("--pairs", action="store_true", help="verify every two features that go together")
     add("--max-ranks", type=int, default=8, metavar="R", help="the largest layout (default 8)")
     add("--seed", type=int, help="of the sample; printed where it is not given")
     add(
@@ -99,8 +101,8 @@ def run(args: Namespace) -> int:
 
 
 def _require_sensible(args: Namespace) -> None:
-    if args.layouts and args.sample is not None:
-        raise UsageError("--layout and --sample are two questions; ask one at a time")
+    if sum((bool(args.layouts), args.sample is not None, args.pairs)) > 1:
+        raise UsageError("--layout, --sample and --pairs are several questions; ask one at a time")
     if args.seed is not None and args.sample is None:
         raise UsageError("--seed is of a sample; add --sample 12")
     for option, value in (("sample", args.sample), ("max-ranks", args.max_ranks)):
@@ -113,6 +115,7 @@ def _require_sensible(args: Namespace) -> None:
 def _questions(args: Namespace) -> "list[Question]":
     """What is asked: the layouts given, a sample, or the covering set."""
     from phalanx.verify.cases import Question, cover, merged, sample
+    from phalanx.verify.compose import together
 
     changes = _changes(args.sets)
     if args.sample is not None:
@@ -120,10 +123,8 @@ def _questions(args: Namespace) -> "list[Question]":
     elif args.layouts:
         questions = [Question(line, tables=changes) for line in args.layouts]
     else:
-        questions = [
-            replace(question, tables=merged([question.tables, changes]))
-            for question in cover(args.max_ranks)
-        ]
+        asked = together(args.max_ranks) if args.pairs else cover(args.max_ranks)
+        questions = [replace(q, tables=merged([q.tables, changes])) for q in asked]
     return [
         replace(q, masked=args.masked or q.masked, documents=args.documents or q.documents)
         for q in questions
