@@ -11,7 +11,7 @@ from itertools import combinations
 from phalanx.core.errors import PhalanxError
 from phalanx.core.layout import Layout
 from phalanx.train.limits import refuse_untrainable
-from phalanx.verify.cases import FEATURES, Question
+from phalanx.verify.cases import Question
 
 DEGREES = ("dp", "pp", "tp", "cp", "ep")
 
@@ -115,8 +115,8 @@ def to_markdown() -> str:
     lines = [
         "# What goes together",
         "",
-        "Written by `tools/composition.py`. A dot: both together are trained, and `phalanx verify",
-        "--pairs` proves it. A number: refused, for the reason below. Empty: two values of one key.",
+        "Written by `tools/composition.py`. A dot: both together are trained; `phalanx verify --pairs`",
+        "proves them. A number: refused, for the reason below. Empty: two values of one key.",
         "",
         "| | " + " | ".join(names[:-1]) + " |",
         "|---" * len(names) + "|",
