@@ -115,8 +115,9 @@ def to_markdown() -> str:
     lines = [
         "# What goes together",
         "",
-        "Written by `tools/composition.py`. A dot: both together are trained, and `phalanx",
-        "verify --pairs` proves it. A number: refused, for the reason below. Empty: two values of one key.",
+        "Written by `tools/composition.py`. A dot: both together are trained, and",
+        "`phalanx verify --pairs` proves it. A number: refused, for the reason below. Empty: two",
+        "values of one key.",
         "",
         "| | " + " | ".join(names[:-1]) + " |",
         "|---" * len(names) + "|",
