@@ -5,7 +5,7 @@ from phalanx.core.run import Run
 from phalanx.core.traffic import Transfer
 from phalanx.cost.axes import data, expert, pipeline, tensor
 
-AXES = (data, tensor, pipeline)
+AXES = (data, tensor, pipeline, expert)
 
 
 def refuse_impossible(run: Run) -> None:
@@ -14,7 +14,7 @@ def refuse_impossible(run: Run) -> None:
     Raises:
         RefusedError: the first axis that cannot, with the numbers and the nearest that works.
     """
-    for axis in (*AXES, expert):
+    for axis in AXES:
         axis.refuse(run)
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import cast
+from typing import Literal, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -82,6 +82,20 @@ class Pending:
         self.on_wait(time.perf_counter() - start)
 
 
+class Rows(NamedTuple):
+    """How an uneven exchange divides: rows that come from each rank, and that go to each.
+
+    Attributes:
+        come, go: one number for each rank; it may be zero.
+        home: which of both are rows of this rank's own, whose number does not depend on what
+            others have: those the ledger counts.
+    """
+
+    come: Sequence[int]
+    go: Sequence[int]
+    home: Literal["come", "go"]
+
+
 class Group:
     """The ranks along one axis of the mesh, and the collectives among them.
 
@@ -134,28 +148,22 @@ class Group:
         self.ledger.note(self.axis, "reduce_scatter", purpose, x.nbytes)
         return self._timed(self._reduce_scatter(out, x, purpose))
 
-    def all_to_all(
-        self,
-        out: Tensor,
-        x: Tensor,
-        purpose: str,
-        out_sizes: Sequence[int] | None = None,
-        in_sizes: Sequence[int] | None = None,
-    ) -> Pending:
+    def all_to_all(self, out: Tensor, x: Tensor, purpose: str, rows: Rows | None = None) -> Pending:
         """Give each rank its rows of `x`, and collect in `out` what all ranks have for this one.
 
         Args:
             out: contiguous; what rank i sent lies before what rank i + 1 sent.
             x: contiguous; the rows for rank i lie before those for rank i + 1.
-            purpose: for the ledger, which counts all of `x`.
-            out_sizes: rows that come from each rank; None means as many from all.
-            in_sizes: rows that go to each rank; None means as many to all. A rank may get none.
+            purpose: for the ledger, which counts all of `x`, or all of `out` where its rows are
+                the ones that are at home here.
+            rows: how both divide; None means evenly.
         """
         if self.size == 1:
             out.copy_(x.view_as(out))
             return Pending()
-        self.ledger.note(self.axis, "all_to_all", purpose, x.nbytes)
-        return self._timed(self._all_to_all(out, x, purpose, out_sizes, in_sizes))
+        counted = out if rows is not None and rows.home == "come" else x
+        self.ledger.note(self.axis, "all_to_all", purpose, counted.nbytes)
+        return self._timed(self._all_to_all(out, x, purpose, rows))
 
     def shift(self, out: Tensor, x: Tensor, purpose: str) -> Pending:
         """Send `x` to the next rank of the ring while `out` is filled by the one before."""
@@ -192,15 +200,8 @@ class Group:
         work = _reduce_scatter(out, x, group=self.handle, async_op=True)
         return Pending([work], buffers=(out, x))
 
-    def _all_to_all(
-        self,
-        out: Tensor,
-        x: Tensor,
-        purpose: str,
-        out_sizes: Sequence[int] | None,
-        in_sizes: Sequence[int] | None,
-    ) -> Pending:
-        sizes = [None if rows is None else list(rows) for rows in (out_sizes, in_sizes)]
+    def _all_to_all(self, out: Tensor, x: Tensor, purpose: str, rows: Rows | None) -> Pending:
+        sizes = (None, None) if rows is None else (list(rows.come), list(rows.go))
         work = _all_to_all(out, x, *sizes, group=self.handle, async_op=True)
         return Pending([work], buffers=(out, x))
 
@@ -252,15 +253,9 @@ class DirectGroup(Group):
 
         return Pending(works, finish, (x,))
 
-    def _all_to_all(
-        self,
-        out: Tensor,
-        x: Tensor,
-        purpose: str,
-        out_sizes: Sequence[int] | None,
-        in_sizes: Sequence[int] | None,
-    ) -> Pending:
-        theirs, mine, tag = self._rows(out, out_sizes), self._rows(x, in_sizes), self._next_tag()
+    def _all_to_all(self, out: Tensor, x: Tensor, purpose: str, rows: Rows | None) -> Pending:
+        theirs = self._split(out, rows.come if rows else None)
+        mine, tag = self._split(x, rows.go if rows else None), self._next_tag()
         theirs[self.index].copy_(mine[self.index])
         works: list[dist.Work | None] = []
         for i in self._peers():
@@ -270,9 +265,9 @@ class DirectGroup(Group):
                 works.append(dist.isend(mine[i], self.ranks[i], self.handle, tag))
         return Pending(works, buffers=(out, x))
 
-    def _rows(self, x: Tensor, sizes: Sequence[int] | None) -> Sequence[Tensor]:
-        rows = [len(x) // self.size] * self.size if sizes is None else list(sizes)
-        return cast(tuple[Tensor, ...], x.split(rows))
+    def _split(self, x: Tensor, sizes: Sequence[int] | None) -> Sequence[Tensor]:
+        each = [len(x) // self.size] * self.size if sizes is None else list(sizes)
+        return cast(tuple[Tensor, ...], x.split(each))
 
     def _shift(self, out: Tensor, x: Tensor, purpose: str) -> Pending:
         arriving = self.receive(out, (self.index - 1) % self.size)

@@ -16,11 +16,8 @@ def refuse_untrainable(run: Run) -> None:
         RefusedError: naming what to change.
     """
     layout, shape = run.layout, run.model
-    for key, name in (("cp", "context"), ("ep", "expert")):
-        if getattr(layout, key) > 1:
-            raise RefusedError(
-                f"{key}={getattr(layout, key)}: the trainer has no {name} parallelism; use {key}=1"
-            )
+    if layout.cp > 1:
+        raise RefusedError(f"cp={layout.cp}: the trainer has no context parallelism; use cp=1")
     limits = (("schedule", SCHEDULES), ("precision", PRECISIONS), ("recompute", RECOMPUTE))
     for key, runs in limits:
         asked = getattr(layout, key)

@@ -14,6 +14,21 @@ GroupType = Callable[[Axis, Sequence[int], dist.ProcessGroup | None, Ledger], Gr
 
 
 @dataclass(frozen=True)
+class Copies:
+    """Ranks that hold the same parameters, and see other tokens.
+
+    Attributes:
+        all: every one of them.
+        shard: those of them that share one sharded copy.
+        replica: those of them that hold the same shard of different copies (HSDP).
+    """
+
+    all: Group
+    shard: Group
+    replica: Group
+
+
+@dataclass(frozen=True)
 class Mesh:
     """This process's place in a layout.
 
@@ -25,6 +40,9 @@ class Mesh:
         tensor, pipeline, data: the groups along tp, pp and dp.
         shard: the dp ranks that share one sharded copy.
         replica: the dp ranks that hold the same shard of different copies (HSDP).
+        expert: the ranks along ep, which hold all experts of their layers together; ep borrows
+            neighbours from `shard`.
+        expert_copies: the ranks that hold the same experts.
         ends: the ranks of the first and the last stage, which share tied embeddings.
         ledger: what this rank sent.
     """
@@ -38,8 +56,15 @@ class Mesh:
     data: Group
     shard: Group
     replica: Group
+    expert: Group
+    expert_copies: Copies
     ends: Group
     ledger: Ledger
+
+    @property
+    def copies(self) -> Copies:
+        """The ranks that hold the same parameters as this one, but for those of experts."""
+        return Copies(self.data, self.shard, self.replica)
 
 
 def build_mesh(layout: Layout, device: torch.device, group_type: GroupType | None = None) -> Mesh:
@@ -61,11 +86,21 @@ def build_mesh(layout: Layout, device: torch.device, group_type: GroupType | Non
         handle = dist.group.WORLD if axis == "world" else _new_group(ranks)
         return make(axis, ranks, handle, ledger)
 
-    copy, within = divmod(at.dp, layout.shard)
+    def copies(ranks: Sequence[int], sharers: int) -> Copies:
+        """Groups of `ranks`, of which neighbours share one sharded copy."""
+        copy, within = divmod(ranks.index(rank), sharers)
+        every = along("data", ranks)
+        shard = ranks[copy * sharers : (copy + 1) * sharers]
+        return Copies(
+            all=every,
+            shard=every if sharers == len(ranks) else along("data", shard),
+            replica=every if sharers == 1 else along("data", ranks[within::sharers]),
+        )
+
     data = [layout.rank_at(at._replace(dp=i)) for i in range(layout.dp)]
     pipeline = [layout.rank_at(at._replace(pp=i)) for i in range(layout.pp)]
-    data_group = along("data", data)
-    shard = data[copy * layout.shard : (copy + 1) * layout.shard]
+    shared, ep = copies(data, layout.shard), layout.ep
+    team, member = divmod(data.index(rank), ep)
     return Mesh(
         layout=layout,
         at=at,
@@ -73,9 +108,11 @@ def build_mesh(layout: Layout, device: torch.device, group_type: GroupType | Non
         world=along("world", range(layout.ranks)),
         tensor=along("tensor", [layout.rank_at(at._replace(tp=i)) for i in range(layout.tp)]),
         pipeline=along("pipeline", pipeline),
-        data=data_group,
-        shard=data_group if layout.replicas == 1 else along("data", shard),
-        replica=data_group if layout.shard == 1 else along("data", data[within :: layout.shard]),
+        data=shared.all,
+        shard=shared.shard,
+        replica=shared.replica,
+        expert=along("expert", data[team * ep : (team + 1) * ep]),
+        expert_copies=shared if ep == 1 else copies(data[member::ep], layout.shard // ep),
         ends=along("pipeline", sorted({pipeline[0], pipeline[-1]})),
         ledger=ledger,
     )

@@ -58,6 +58,7 @@ class Unit:
         tensor: tuple[int, int],
         parts: tuple[int, int],
         precision: Precision,
+        expert: tuple[int, int] = (1, 0),
     ) -> None:
         """Lay out the vector.
 
@@ -67,13 +68,14 @@ class Unit:
             tensor: tensor-parallel size and index.
             parts: into how many parts the vector divides, and which of them is this rank's.
             precision: dtypes.
+            expert: expert-parallel size and index.
         """
         self.name = name
         self.precision = precision
         self.tensor_index = tensor[1]
         self.counted = True
         self._held = sorted(held, key=lambda h: _order(h.declaration))
-        self.slots = tuple(_slots(self._held, tensor))
+        self.slots = tuple(_slots(self._held, tensor, expert))
         size = self.slots[-1].stop
         self.num_parts, self.part = parts
         self.padded = -(-size // self.num_parts) * self.num_parts
@@ -184,10 +186,12 @@ def _order(declaration: Declaration) -> tuple[bool, bool]:
     return not declaration.partial, declaration.decays
 
 
-def _slots(held: Sequence[Held], tensor: tuple[int, int]) -> Iterator[Slot]:
+def _slots(
+    held: Sequence[Held], tensor: tuple[int, int], expert: tuple[int, int]
+) -> Iterator[Slot]:
     start = 0
     for declaration, _, _ in held:
-        box = declaration.box(*tensor)
+        box = declaration.box(*tensor, expert)
         stop = start + prod(box.sizes)
         yield Slot(declaration, box, start, stop)
         start = stop

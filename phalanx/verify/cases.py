@@ -55,6 +55,7 @@ FEATURES: Mapping[str, Tables] = {
     "max-norm": {"recipe": {"clip_norm": float("inf"), "clip": 0.1}},
     "no-clip": {"recipe": {"clip": 0.0}},
 }
+ROUTED = ("experts", "deepseek")
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,10 @@ COVER = tuple(
     dp=2 tp=2 zero=3 mb=2 recompute=full | deepseek odd dropout | holes
     pp=2 tp=2 sp=off mb=4 stages=3+1 | experts odd max-norm dropout
     dp=2 pp=2 zero=2 mb=2 schedule=interleaved v=2 recompute=full | deepseek documents
-    dp=2 pp=2 zero=3 mb=2 schedule=zb-h1 | deepseek latent
+    dp=2 ep=2 zero=1 mb=2 | experts odd documents
+    dp=4 ep=2 tp=2 zero=3 mb=2 recompute=full | deepseek dropout
+    dp=4 shard=2 ep=2 zero=2 | experts smoothing max-norm | holes
+    dp=2 ep=2 pp=2 tp=2 zero=1 schedule=zb-h1 mb=2 | deepseek latent tied
     """.strip().splitlines()
 )
 
@@ -214,6 +218,8 @@ def _draw(random: Random, max_ranks: int) -> Question:
     if stages:
         layout = f"{layout} stages={'+'.join(map(str, stages))}"
     names = [name for name in FEATURES if random.random() < 0.25]
+    if Layout.parse(layout).ep > 1 and not set(names) & set(ROUTED):
+        names.append(random.choice(ROUTED))
     masked: Masked = random.choices(("uneven", "holes", "none"), (3, 2, 1))[0]
     return Question(layout, tuple(names), masked, random.random() < 0.25, tables)
 
@@ -231,6 +237,9 @@ def _layout(random: Random, max_ranks: int) -> str:
         chosen["v"] = random.choice((1, 2, 2, 3) if pp <= 2 else (1, 2, 2))
     if tp > 1 and random.random() < 0.3:
         chosen["sp"] = "off"
+    if random.random() < 0.4:
+        shard = words["shard"]
+        chosen["ep"] = random.choice([n for n in range(1, shard + 1) if shard % n == 0])
     return str(Layout.from_mapping(chosen))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from phalanx.core.schedule import Action
 from phalanx.core.traffic import Axis, Collective, Transfer
-from phalanx.train.comm import DirectGroup, Ledger, Pending
+from phalanx.train.comm import DirectGroup, Ledger, Pending, Rows
 from phalanx.train.executor import Executor
 from phalanx.train.model.batch import MicroBatch
 from phalanx.train.model.block import Block
@@ -30,6 +30,10 @@ FAULTS: dict[Collective, tuple[Fault, ...]] = {
     "all_to_all": ("lost", "doubled", "swapped"),
     "send": ("lost", "doubled"),
 }
+
+# How many rows come decides the size of the next message: a wrong number would hang, or be refused
+# by the size of the rows that come, and so cannot be a wrong update.
+COUNTS = "rows per expert"
 
 # Softmax does not change when the same number is subtracted from all logits of a token: the
 # largest is subtracted only so that nothing overflows.
@@ -72,7 +76,7 @@ def mutations_of(traffic: Iterable[Transfer]) -> list[Mutation]:
         Mutation(collective, purpose, fault)
         for collective, purpose in sent
         for fault in FAULTS[collective]
-        if (purpose, fault) not in HARMLESS
+        if (purpose, fault) not in HARMLESS and purpose != COUNTS
     ]
 
 
@@ -113,19 +117,13 @@ class MutatedGroup(DirectGroup):
         pending = super()._reduce_scatter(out, x, purpose)
         return _then(pending, lambda: out.mul_(2)) if fault == "doubled" else pending
 
-    def _all_to_all(
-        self,
-        out: Tensor,
-        x: Tensor,
-        purpose: str,
-        out_sizes: Sequence[int] | None,
-        in_sizes: Sequence[int] | None,
-    ) -> Pending:
+    def _all_to_all(self, out: Tensor, x: Tensor, purpose: str, rows: Rows | None) -> Pending:
         fault = self._fault("all_to_all", purpose)
-        pending = super()._all_to_all(out, x, purpose, out_sizes, in_sizes)
+        pending = super()._all_to_all(out, x, purpose, rows)
         if fault == "lost":
-            peers = [self._rows(out, out_sizes)[i] for i in self._peers()]
-            return _then(pending, lambda: [rows.zero_() for rows in peers])
+            parts = self._split(out, rows.come if rows else None)
+            peers = [parts[i] for i in self._peers()]
+            return _then(pending, lambda: [part.zero_() for part in peers])
         if fault == "swapped":
             return _then(pending, lambda: _rotate(out, self.size))
         return _then(pending, lambda: out.mul_(2)) if fault else pending

@@ -70,6 +70,10 @@ CASES = [
     ("tied", "dp=2 pp=2 tp=2 zero=3 precision=fp16"),
     ("moe", "dp=2 tp=2 zero=3 recompute=full"),
     ("moe", "pp=2 tp=2 sp=off"),
+    ("moe", "dp=2 ep=2 zero=0"),
+    ("moe", "dp=4 ep=2 tp=2 zero=3 recompute=full"),
+    ("moe", "dp=4 shard=2 ep=2 zero=2 mb=2"),
+    ("moe", "dp=2 ep=2 pp=2 zero=1 mb=2"),
 ]
 
 
@@ -107,6 +111,25 @@ def test_recompute_repeats_the_last_sum_of_a_block_only_under_dropout(ranks: Ran
     case = replace(case, run=replace(case.run, recipe=recipe), steps=1)
     for seen, planned in seen_and_planned(ranks, case):
         assert seen == planned
+
+
+@pytest.mark.ranks
+def test_experts_with_a_capacity_are_sent_less_and_as_often(ranks: RankPool) -> None:
+    case = default_case(Layout.parse("dp=2 ep=2"))
+    recipe = replace(case.run.recipe, capacity=0.5)
+    case = replace(case, run=replace(case.run, model=MOE, recipe=recipe), steps=1)
+    for seen, planned in seen_and_planned(ranks, case):
+        assert [(t.purpose, t.times) for t in seen if t.axis != "expert"] == [
+            (t.purpose, t.times) for t in planned if t.axis != "expert"
+        ]
+        for purpose in {t.purpose for t in planned if t.axis == "expert"}:
+            mine, most = (
+                [(t.times, t.times * t.bytes) for t in side if t.purpose == purpose]
+                for side in (seen, planned)
+            )
+            assert sum(times for times, _ in mine) == sum(times for times, _ in most)
+            sent, limit = sum(size for _, size in mine), sum(size for _, size in most)
+            assert sent == limit if purpose == "rows per expert" else limit / 4 < sent <= limit / 2
 
 
 def test_a_rank_alone_sends_nothing() -> None:

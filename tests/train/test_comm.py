@@ -8,7 +8,7 @@ from torch import Tensor
 
 from phalanx.core.layout import Layout
 from phalanx.core.traffic import Transfer
-from phalanx.train.comm import DirectGroup, Group, Ledger
+from phalanx.train.comm import DirectGroup, Group, Ledger, Rows
 from phalanx.train.mesh import build_mesh
 from phalanx.verify.pool import Job, RankPool
 
@@ -138,7 +138,7 @@ def exchange_rows(kind: type[Group]) -> None:
     for dtype in DTYPES:
         x = torch.cat([torch.full((n, 2), 10 * me + j) for j, n in enumerate(goes)]).to(dtype)
         out = torch.empty(sum(comes), 2, dtype=dtype)
-        together.all_to_all(out, x, "test", comes, goes).wait()
+        together.all_to_all(out, x, "test", Rows(comes, goes, "go")).wait()
         assert out[:, 0].tolist() == [10 * i + me for i, n in enumerate(comes) for _ in range(n)]
 
 

@@ -36,7 +36,7 @@ def build(layout: Layout) -> tuple[list[Vector], list[ShardedUnit]]:
         vectors.append(Vector(i))
         held = list(declared_in(vectors[i]))
         unit = Unit(f"vector.{i}", held, (1, 0), (parts.size, parts.index), FP64)
-        units.append(ShardedUnit(unit, mesh, tied=False))
+        units.append(ShardedUnit(unit, mesh, mesh.copies, tied=False))
         start = torch.arange(SIZE, dtype=torch.float64) + 10 * i
         unit.fill(lambda _, __, start=start: start)
         units[i].release()

@@ -40,7 +40,7 @@ def one_rank(count: int = 2) -> list[ShardedUnit]:
     for i in range(count):
         held = list(declared_in(Layer(i)))
         unit = Unit(f"layer.{i}", held, (1, 0), (1, 0), Precision.named("fp64", CPU))
-        units.append(ShardedUnit(unit, mesh, tied=False))
+        units.append(ShardedUnit(unit, mesh, mesh.copies, tied=False))
         unit.fill(lambda d, box: initial_values(d, box, Initial(0, 1.0, 2)))
     return units
 

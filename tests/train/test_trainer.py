@@ -80,6 +80,26 @@ def test_every_tensor_is_the_same_bits_under_another_layout(
     assert equal(tensors(source), tensors(again))
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("dp=2 ep=2", "dp=2 tp=2 zero=3"),
+        ("dp=1", "dp=4 shard=2 ep=2 zero=2"),
+        ("dp=4 ep=4 zero=3", "dp=2 pp=2 ep=2 zero=0"),
+    ],
+)
+def test_experts_are_the_same_bits_under_another_layout(
+    ranks: RankPool, tmp_path: Path, text: Path, before: str, after: str
+) -> None:
+    run = under(small_run(text), before, stop_at=3)
+    run = replace(run, model=replace(run.model, experts=4, top_k=2, moe_ffn=16, dense_layers=1))
+    ranks.run(run.layout.ranks, train_job, run, tmp_path)
+    source, again = tmp_path / "checkpoints", tmp_path / "again"
+    other = under(run, f"{after} precision=fp32")
+    ranks.run(other.layout.ranks, reshard_job, other, source / "step-00000003", again)
+    assert equal(tensors(source), tensors(again))
+
+
 def test_the_next_loss_is_the_same_under_another_layout(
     ranks: RankPool, tmp_path: Path, text: Path
 ) -> None:

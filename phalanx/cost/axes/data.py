@@ -9,7 +9,8 @@ Sends, for a unit of n elements, m micro-batches, c bytes in products and w byte
     2      reduce-scatter n w, m times      all-gather n c, once
     3      reduce-scatter n w, m times      all-gather n c, m times in forward and in backward
 
-Under HSDP each rank's part is all-reduced once more, over the copies.
+Under HSDP each rank's part is all-reduced once more, over the copies. Experts are alike only on
+ranks with the same place along ep, and so n is shared by 1/e of the ranks.
 Source: Rajbhandari et al. 2019 (arXiv:1910.02054), section 7.
 """
 
@@ -39,14 +40,18 @@ def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
 def _of_unit(run: Run, unit: UnitSize) -> Iterator[Transfer]:
     layout, m = run.layout, run.micro_batches
     compute, wide = bytes_per_element(layout)
+    ep = layout.ep if unit.spread else 1
+    everyone, sharers = layout.dp // ep, layout.shard // ep
     if layout.zero_stage == 0:
-        yield Transfer("data", "all_reduce", "gradients", unit.padded(layout.dp) * wide)
+        if everyone > 1:
+            yield Transfer("data", "all_reduce", "gradients", unit.padded(everyone) * wide)
         return
-    n = unit.padded(layout.shard)
+    n = unit.padded(sharers)
     reductions = m if layout.zero_stage >= 2 else 1
     gathers = m * (unit.uses + unit.backward) if layout.zero_stage == 3 else 1
-    yield Transfer("data", "reduce_scatter", "gradients", n * wide, reductions)
-    yield Transfer("data", "all_gather", "weights", n * compute, gathers)
+    if sharers > 1:
+        yield Transfer("data", "reduce_scatter", "gradients", n * wide, reductions)
+        yield Transfer("data", "all_gather", "weights", n * compute, gathers)
     if layout.replicas > 1:
-        part = n // layout.shard * wide
+        part = n // sharers * wide
         yield Transfer("data", "all_reduce", "gradients of copies", part)

@@ -1,14 +1,61 @@
 """The expert axis: what ep sends. Its twin is phalanx/train/parallel/expert.py.
 
-Splits: the experts of each layer.
+Splits: the experts of each layer, E/e to a rank; ep borrows its ranks from dp x cp.
+Sends, for T tokens of a micro-batch on one rank, K rows of h numbers for each, around each layer:
+
+    forward     8 E bytes of counts, T K rows to the experts, T K rows of results back
+    backward    T K rows of gradients of results there, T K of gradients of tokens back
+
+A rank sends and gets back the rows of its own tokens, so none of this depends on how evenly the
+router loads the experts. A capacity sends less: what is dropped does not travel. Every
+tensor-parallel rank sends the rows of the whole sequence, to the ranks that hold the same part of
+each expert. Source: DeepSeek-V3 (arXiv:2412.19437), section 3.2.2.
 """
 
-from phalanx.core.errors import RefusedError
+from collections.abc import Iterator
+
+from phalanx.core.errors import RefusedError, divisors, shorten
+from phalanx.core.layout import Coordinates
 from phalanx.core.run import Run
+from phalanx.core.traffic import Transfer
+from phalanx.cost.units import bytes_per_element, stages_at
+
+COUNT = 8  # bytes of how many rows an expert gets
 
 
 def refuse(run: Run) -> None:
-    """Raise RefusedError where experts cannot be computed."""
-    shape = run.model
+    """Raise RefusedError where experts cannot be computed, or not be spread over ep."""
+    shape, layout = run.model, run.layout
     if shape.is_moe and shape.bias:
         raise RefusedError("experts have no biases here; use model.bias=false")
+    if layout.ep == 1:
+        return
+    if not shape.is_moe:
+        raise RefusedError(f"ep={layout.ep}, but the model has no experts; use ep=1")
+    ranks = layout.shard
+    if ranks % layout.ep or shape.experts % layout.ep:
+        fits = [e for e in divisors(ranks) if shape.experts % e == 0]
+        raise RefusedError(
+            f"ep={layout.ep} must divide {shape.experts} experts and the {ranks} ranks that share "
+            f"a copy (shard x cp); ep can be {shorten(fits)}"
+        )
+
+
+def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
+    """What the rank at `at` sends along ep in one step; with a capacity, at most."""
+    layout, shape, m = run.layout, run.model, run.micro_batches
+    if layout.ep == 1:
+        return
+    layers = sum(shape.routes(layer) for _, stage in stages_at(run, at) for layer in stage)
+    again = layers if layout.recompute == "full" else 0
+    compute, _ = bytes_per_element(layout)
+    size = run.recipe.seq * layout.mb * shape.top_k * shape.hidden * compute
+    forwards = m * (layers + again)
+    yield Transfer("expert", "all_to_all", "rows per expert", COUNT * shape.experts, forwards)
+    for purpose, times in (
+        ("tokens", forwards),
+        ("expert results", forwards),
+        ("result gradients", m * layers),
+        ("token gradients", m * layers),
+    ):
+        yield Transfer("expert", "all_to_all", purpose, size, times)

@@ -18,6 +18,7 @@ from phalanx.train.model.layers import (
     rotate,
     swiglu,
 )
+from phalanx.train.parallel.expert import ExpertParallel, alone
 from phalanx.train.parallel.tensor import TensorParallel
 
 
@@ -79,7 +80,14 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    def __init__(self, layer: int, shape: ModelShape, recipe: Recipe, tp: TensorParallel) -> None:
+    def __init__(
+        self,
+        layer: int,
+        shape: ModelShape,
+        recipe: Recipe,
+        tp: TensorParallel,
+        ep: ExpertParallel | None = None,
+    ) -> None:
         super().__init__()
         prefix = f"blocks.{layer}"
         self.attention_norm = norm_layer(f"{prefix}.attention_norm", shape, tp)
@@ -87,7 +95,7 @@ class Block(nn.Module):
         self.attention = kind(f"{prefix}.attention", shape, tp)
         self.mlp_norm = norm_layer(f"{prefix}.mlp_norm", shape, tp)
         self.mlp = (
-            Experts(prefix, shape, recipe, tp)
+            Experts(prefix, shape, recipe, tp, ep or alone())
             if shape.routes(layer)
             else MLP(f"{prefix}.mlp", shape, tp)
         )

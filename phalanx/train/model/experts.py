@@ -187,6 +187,7 @@ class RoutedExperts(nn.Module):
     ) -> None:
         super().__init__()
         self.ep, self.gradients = ep, gradients
+        self.experts = shape.experts
         E, h, f = shape.experts, shape.hidden, shape.expert_width
         gated = shape.activation == "swiglu"
         self.gate = Stack(f"{prefix}.gate", E, (h, f), "normal") if gated else None
@@ -195,7 +196,7 @@ class RoutedExperts(nn.Module):
 
     def forward(self, x: Tensor, routing: Routing) -> Tensor:
         """[s, b, h] to this tensor-parallel rank's part of the sum, [s, b, h]."""
-        plan = self.ep.plan(routing.chosen, routing.kept)
+        plan = self.ep.plan(routing.chosen, routing.kept, self.experts)
         rows = self.ep.dispatch(x, plan)
         (y,) = self._products(self._width(rows, plan.counts), plan.counts, self.down)
         return self.ep.combine(y, routing.weights, plan)
@@ -272,18 +273,26 @@ class SharedExperts(nn.Module):
 class Experts(nn.Module):
     """What stands in the place of a block's MLP: router, routed experts, shared experts.
 
-    All three see the whole sequence, gathered once, and their parts are summed once.
+    All three see the whole sequence, gathered once, and their parts are summed once. How many
+    rows an expert gets is known only at run time: the compiler leaves all of it alone.
     """
 
-    def __init__(self, prefix: str, shape: ModelShape, recipe: Recipe, tp: TensorParallel) -> None:
+    def __init__(
+        self,
+        prefix: str,
+        shape: ModelShape,
+        recipe: Recipe,
+        tp: TensorParallel,
+        ep: ExpertParallel,
+    ) -> None:
         super().__init__()
         self.tp = tp
         self.router = Router(f"{prefix}.router", shape, recipe, tp)
-        ep = ExpertParallel(shape.experts)
         self.routed = RoutedExperts(f"{prefix}.experts", shape, ep, tp.gradients)
         shared = SharedExperts(f"{prefix}.shared", shape, tp) if shape.shared_experts else None
         self.shared = shared
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch leaves it untyped
     def forward(self, x: Tensor, batch: MicroBatch) -> Tensor:
         """[s/t, b, h] to [s/t, b, h]."""
         whole = self.tp.whole(x)

@@ -14,7 +14,9 @@ from phalanx.train.mesh import Mesh
 from phalanx.train.model.batch import MicroBatch
 from phalanx.train.model.block import Block
 from phalanx.train.model.ends import Embedding, Head
+from phalanx.train.model.experts import Experts
 from phalanx.train.parallel.data import Reducer, ShardedUnit
+from phalanx.train.parallel.expert import ExpertParallel
 from phalanx.train.parallel.tensor import TensorParallel
 from phalanx.train.parameters import Declaration, Held, Initial, declared_in, initial_values
 from phalanx.train.precision.dtypes import Precision
@@ -111,7 +113,8 @@ def build_stages(run: Run, mesh: Mesh, precision: Precision) -> dict[int, Stage]
         first = sum(layers[:index])
         gradients = WeightGradients()
         tp = TensorParallel(mesh.tensor, sequence=bool(layout.sp), gradients=gradients)
-        parts = _parts(run, tp, range(first, first + layers[index]))
+        ep = ExpertParallel(mesh.expert)
+        parts = _parts(run, tp, ep, range(first, first + layers[index]))
         units = _UnitMaker(run, mesh, precision)
         per_part = tuple(units.of(part) for part in parts)
         unique = list(dict.fromkeys(unit for group in per_part for unit in group))
@@ -128,10 +131,10 @@ def build_stages(run: Run, mesh: Mesh, precision: Precision) -> dict[int, Stage]
     return stages
 
 
-def _parts(run: Run, tp: TensorParallel, layers: range) -> Sequence[Part]:
+def _parts(run: Run, tp: TensorParallel, ep: ExpertParallel, layers: range) -> Sequence[Part]:
     """The embedding if the slice starts the model, its blocks, and the head if it ends it."""
     shape, recipe = run.model, run.recipe
-    parts: list[Part] = [Block(i, shape, recipe, tp) for i in layers]
+    parts: list[Part] = [Block(i, shape, recipe, tp, ep) for i in layers]
     for block in parts:
         if isinstance(block, Block):
             block.attention.recompute_core = run.layout.recompute == "selective"
@@ -150,12 +153,13 @@ def _parts(run: Run, tp: TensorParallel, layers: range) -> Sequence[Part]:
 def compile_block(block: Block, recipe: Recipe) -> None:
     """Have a block's operations fused; blocks of one shape share what was compiled.
 
-    The mask of dropout is another one in every step, so it stays outside.
+    The mask of dropout is another one in every step, so it stays outside, and so do experts.
     """
     if recipe.dropout:
         block.drop_attention = torch.compiler.disable(block.drop_attention)
         block.drop_mlp = torch.compiler.disable(block.drop_mlp)
-    block.compile(fullgraph=recipe.dropout == 0, dynamic=False)
+    whole = recipe.dropout == 0 and not isinstance(block.mlp, Experts)
+    block.compile(fullgraph=whole, dynamic=False)
 
 
 class _UnitMaker:
@@ -184,16 +188,19 @@ class _UnitMaker:
         layout, mesh = self.mesh.layout, self.mesh
         sharded = layout.zero_stage >= 1
         tied = self.run.model.tied and layout.pp > 1 and name == "embedding"
-        parts = mesh.shard if sharded else mesh.data
+        spread = held[0].declaration.spread is not None
+        copies = mesh.expert_copies if spread else mesh.copies
+        parts = copies.shard if sharded else copies.all
         unit = Unit(
             name=name,
             held=held,
             tensor=(mesh.tensor.size, mesh.tensor.index),
             parts=(parts.size, parts.index),
             precision=self.precision,
+            expert=(mesh.expert.size, mesh.expert.index),
         )
-        unit.counted = not (sharded and mesh.replica.index) and not (tied and last)
-        made = ShardedUnit(unit, mesh, tied=tied)
+        unit.counted = not (sharded and copies.replica.index) and not (tied and last)
+        made = ShardedUnit(unit, mesh, copies, tied=tied)
         recipe = self.run.recipe
         initial = Initial(recipe.seed, recipe.init_std, self.run.model.layers)
         unit.fill(partial(initial_values, recipe=initial))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from phalanx.train.comm import Pending
-from phalanx.train.mesh import Mesh
+from phalanx.train.mesh import Copies, Mesh
 from phalanx.train.unit import Unit
 from phalanx.train.weight_gradients import Found, Kept
 
@@ -31,15 +31,16 @@ class ShardedUnit:
         on_complete: called when the current backward has passed every parameter of the unit.
     """
 
-    def __init__(self, unit: Unit, mesh: Mesh, *, tied: bool) -> None:
+    def __init__(self, unit: Unit, mesh: Mesh, copies: Copies, *, tied: bool) -> None:
         """Allocate what this rank keeps.
 
         Args:
             unit: laid out, without memory.
             mesh: the groups.
+            copies: the ranks that hold the same parameters.
             tied: the same weights also live on the other end of the pipeline.
         """
-        self.unit, self.mesh, self.tied = unit, mesh, tied
+        self.unit, self.mesh, self.copies, self.tied = unit, mesh, copies, tied
         stage = mesh.layout.zero_stage
         self.sharded, self.frees_grads, self.frees_weights = stage >= 1, stage >= 2, stage >= 3
         unit.allocate(mesh.device, sharded=self.sharded, separate=self.frees_weights)
@@ -68,7 +69,7 @@ class ShardedUnit:
         weights = self.unit.weights
         weights.untyped_storage().resize_(weights.nbytes)
         mine = self.unit.master.to(weights.dtype)
-        self._gathering = self.mesh.shard.all_gather(weights, mine, "weights")
+        self._gathering = self.copies.shard.all_gather(weights, mine, "weights")
 
     def acquire(self) -> None:
         """Have the whole weights here before they are used."""
@@ -98,7 +99,7 @@ class ShardedUnit:
         if mine.data_ptr() != unit.master.data_ptr():
             mine.copy_(unit.master)
         if self.sharded:
-            self._gathering = self.mesh.shard.all_gather(unit.weights, mine, "weights")
+            self._gathering = self.copies.shard.all_gather(unit.weights, mine, "weights")
 
     # Gradients
 
@@ -146,11 +147,11 @@ class ShardedUnit:
         if partial.numel():
             self.mesh.tensor.all_reduce(partial, "partial gradients").wait()
         if not self.sharded:
-            self._reducing = self.mesh.data.all_reduce(whole, "gradients"), whole
+            self._reducing = self.copies.all.all_reduce(whole, "gradients"), whole
             self._filled.clear()
             return
         part = torch.empty_like(self.unit.grad) if self._reduced_before else self.unit.grad
-        pending = self.mesh.shard.reduce_scatter(part, whole, "gradients")
+        pending = self.copies.shard.reduce_scatter(part, whole, "gradients")
         self._reducing = pending, part
         self._filled.clear()
         if self.frees_grads:
@@ -182,7 +183,7 @@ class ShardedUnit:
         """Make `unit.grad` the gradient of the whole batch."""
         self.settle()
         if self.sharded:
-            self.mesh.replica.all_reduce(self.unit.grad, "gradients of copies").wait()
+            self.copies.replica.all_reduce(self.unit.grad, "gradients of copies").wait()
         if self.tied:
             self.mesh.ends.all_reduce(self.unit.grad, "tied embedding").wait()
         self._reduced_before = False
