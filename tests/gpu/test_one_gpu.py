@@ -1,0 +1,69 @@
+"""On a GPU a step is the same step: its kernels, its formats, its memory.
+
+Where there is no GPU these tests are skipped, and pytest counts them.
+"""
+
+import pytest
+import torch
+
+from phalanx.core.layout import Layout
+from phalanx.cost.memory import rank_memory
+from phalanx.train.mesh import build_mesh
+from phalanx.train.step import StepResult, build_engine, train_step
+from phalanx.verify.cases import Question
+from phalanx.verify.reference import reference_steps
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.filterwarnings("ignore"),  # what the compiler and drivers say of themselves
+]
+
+LARGER = {"model": {"hidden": 256, "ffn": 512}}
+
+
+def steps_on(device: str, question: Question) -> list[StepResult]:
+    case = question.case()
+    engine = build_engine(case.run, build_mesh(case.run.layout, torch.device(device)))
+    stream = case.stream()
+    return [train_step(engine, i, stream.batch(i, engine.positions())) for i in range(case.steps)]
+
+
+@pytest.mark.parametrize(
+    ("line", "features"),
+    [
+        ("precision=fp32", ()),
+        ("precision=fp32 recompute=full", ("dropout", "tied")),
+        ("precision=fp32 recompute=selective", ("gpt", "smoothing")),
+        ("precision=fp32 compile=on", ()),
+        ("precision=fp32", ("experts",)),
+        ("precision=fp32", ("latent",)),
+        ("precision=fp32", ("qk-norm",)),
+    ],
+)
+def test_three_steps_are_those_of_plain_pytorch_on_the_cpu(line: str, features: tuple[str, ...]):
+    question = Question(line, features, tables=LARGER)
+    references = reference_steps(question.case().run, question.case().stream(), 3)
+    for ours, plain in zip(steps_on("cuda", question), references, strict=True):
+        assert ours.loss == pytest.approx(plain.loss, rel=1e-4)
+        assert ours.grad_norm == pytest.approx(plain.grad_norm, rel=1e-3)
+
+
+@pytest.mark.parametrize("features", [(), ("experts",), ("latent",)])
+def test_bf16_is_near_fp32(features: tuple[str, ...]):
+    wide = steps_on("cuda", Question("precision=fp32", features, tables=LARGER))
+    narrow = steps_on("cuda", Question("precision=bf16", features, tables=LARGER))
+    for a, b in zip(wide, narrow, strict=True):
+        assert b.loss == pytest.approx(a.loss, rel=5e-3)
+
+
+@pytest.mark.parametrize("line", ["mb=4", "mb=4 recompute=full", "mb=4 recompute=selective"])
+def test_memory_peaks_where_the_planner_says(line: str):
+    layout = Layout.parse(f"{line} precision=bf16")
+    size = {"hidden": 1024, "heads": 16, "kv_heads": 8, "ffn": 2816, "layers": 8, "vocab": 8192}
+    case = Question(str(layout), tables={"model": size, "recipe": {"seq": 1024}}).case()
+    torch.cuda.reset_peak_memory_stats()
+    engine = build_engine(case.run, build_mesh(layout, torch.device("cuda")))
+    for step in range(2):
+        train_step(engine, step, case.stream().batch(step, engine.positions()))
+    planned = rank_memory(case.run.model, layout, case.run.recipe.seq, 0, 1.0).allocated
+    assert torch.cuda.max_memory_allocated() == pytest.approx(planned, rel=0.06)
