@@ -97,22 +97,45 @@ def read_tables(path: Path) -> Tables:
 
 
 def _without_layout(tables: Tables) -> Run:
-    """A run of one rank; the model's catalog name resolved, the path of the corpus made whole."""
+    """A run of one rank; what the model's table leaves to others resolved, paths made whole."""
     run = Run.from_tables({**tables, "model": _resolved(tables.get("model", {}))})
-    path = Path(run.data.path).expanduser()
-    if run.data.path and path.exists():
-        run = replace(run, data=replace(run.data, path=str(path.resolve())))
-    return run
+    data = replace(run.data, path=_whole(run.data.path))
+    return replace(run, data=data, weights=_whole(run.weights))
+
+
+def _whole(path: str) -> str:
+    """The same path from anywhere, if something is there."""
+    found = Path(path).expanduser()
+    return str(found.resolve()) if path and found.exists() else path
 
 
 def _resolved(table: Any) -> Any:
-    """Fill in the sizes of a model that the catalog knows; the table's own keys stand over them."""
-    if not isinstance(table, Mapping) or table.get("name", "custom") == "custom":
+    """Fill in the sizes of a model that the catalog knows, or that its folder of weights has.
+
+    The table's own keys stand over the catalog's, and must agree with the folder's.
+    """
+    if not isinstance(table, Mapping):
+        return table
+    if table.get("weights"):
+        return _of_weights(table)
+    if table.get("name", "custom") == "custom":
         return table
     name = str(table["name"])
     shape = load.model(name)
     known = {field.name: getattr(shape, field.name) for field in fields(ModelShape)}
     return {**known, **table, "name": "custom" if name.endswith(".toml") else shape.name}
+
+
+def _of_weights(table: Mapping[str, Any]) -> Tables:
+    from phalanx.train.model.start import shape_of_weights
+
+    folder, name = table["weights"], table.get("name", "custom")
+    if not isinstance(folder, str):
+        raise UsageError(f"model.weights is {folder!r}; it is a folder that Transformers loads")
+    if name != "custom":
+        raise UsageError(f"model.weights says what the model is; leave out model.name = {name!r}")
+    shape = shape_of_weights(str(Path(folder).expanduser()), table)
+    return {**{f.name: getattr(shape, f.name) for f in fields(shape)}, **table}
 
 
 def assignment(text: str) -> tuple[str, str, Any]:

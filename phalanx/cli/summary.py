@@ -26,6 +26,8 @@ def show_info(info: RunInfo) -> RenderableType:
         f"{show_count(info.parameters)} parameters: {shape.layers} layers, hidden {shape.hidden}, "
         f"{shape.heads} heads ({shape.kv_heads} kv), vocabulary {shape.vocab:,}",
     )
+    if info.weights:
+        table.add_row("from", info.weights)
     table.add_row("text", info.corpus)
     table.add_row(
         "layout",

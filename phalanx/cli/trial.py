@@ -65,7 +65,8 @@ def show_run(run: Run, facts: dict[str, Any]) -> RenderableType:
         "stages": f"{'+'.join(map(str, facts['stages']))} layers, schedule {layout.schedule}",
         "step": f"{recipe.batch} x {recipe.seq} = {recipe.tokens_per_step:,} tokens, in "
         f"{facts['micro_batches']} micro-batches of {layout.mb} on each of {layout.dp} dp ranks",
-        "model": f"{show_count(facts['parameters'])} parameters",
+        "model": f"{show_count(facts['parameters'])} parameters"
+        + (f", starting from {run.weights}" if run.weights else ""),
         "text": f"{facts['corpus']}: {show_count(facts['corpus_tokens'])} tokens",
         "length": f"{facts['steps']:,} steps, {show_count(facts['tokens'])} tokens, "
         f"{rounds:.2g} times the text",

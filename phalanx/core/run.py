@@ -153,13 +153,21 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run file, every value resolved."""
+    """One run file, every value resolved.
+
+    Attributes:
+        model, layout, recipe, data: the tables of the file.
+        cluster: the name in its table `[cluster]`.
+        weights: the folder that training starts from, `weights` in `[model]`; empty means from
+            values that the seed decides.
+    """
 
     model: ModelShape = field(default_factory=ModelShape)
     layout: Layout = field(default_factory=Layout)
     recipe: Recipe = field(default_factory=Recipe)
     data: Data = field(default_factory=Data)
     cluster: str = ""
+    weights: str = ""
 
     @property
     def micro_batches(self) -> int:
@@ -173,17 +181,22 @@ class Run:
         Raises:
             UsageError: an unknown table or key, or a value of the wrong kind.
         """
-        known = [f.name for f in fields(cls)]
+        known = [f.name for f in fields(cls) if f.name != "weights"]
         for name in tables:
             if name not in known:
                 raise unknown("table", name, known)
-        layout = tables.get("layout", {})
+        layout, model = tables.get("layout", {}), tables.get("model", {})
+        weights = ""
+        if isinstance(model, Mapping) and "weights" in model:
+            weights = _convert("model.weights", str, model["weights"])
+            model = {key: value for key, value in model.items() if key != "weights"}
         return cls(
-            model=_build(ModelShape, "model", tables.get("model", {})),
+            model=_build(ModelShape, "model", model),
             layout=Layout.parse(layout) if isinstance(layout, str) else Layout.from_mapping(layout),
             recipe=_build(Recipe, "recipe", tables.get("recipe", {})),
             data=_build(Data, "data", tables.get("data", {})),
             cluster=_cluster(tables.get("cluster", "")),
+            weights=weights,
         )
 
     def to_toml(self) -> str:
@@ -200,6 +213,8 @@ class Run:
         for name, value in sections.items():
             lines += ["", f"[{name}]"]
             lines += [f"{f.name} = {_toml(getattr(value, f.name))}" for f in fields(value)]
+            if value is self.model and self.weights:
+                lines.append(f"weights = {_toml(self.weights)}")
         return "\n".join(lines) + "\n"
 
 

@@ -21,6 +21,7 @@ class RunInfo:
         name: of the run directory; empty when nothing is written.
         directory: where the run is written; empty when nothing is.
         model: sizes, vocabulary as it is really used.
+        weights: the folder that its first weights come from; empty where they are drawn.
         layout: how the step is cut.
         precision: of the matrix products, resolved, as layouts write it.
         stages: blocks on each pipeline stage.
@@ -39,6 +40,7 @@ class RunInfo:
     name: str = ""
     directory: str = ""
     model: ModelShape
+    weights: str = ""
     layout: Layout
     precision: str
     stages: tuple[int, ...]

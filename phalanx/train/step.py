@@ -19,6 +19,7 @@ from phalanx.train.loss import IGNORED
 from phalanx.train.mesh import Mesh
 from phalanx.train.model.batch import MicroBatch
 from phalanx.train.model.stage import build_stages
+from phalanx.train.model.start import starting_values
 from phalanx.train.optimizer import Optimizer, clip, global_norm
 from phalanx.train.parallel.data import ShardedUnit
 from phalanx.train.precision.dtypes import Precision
@@ -97,7 +98,7 @@ def build_engine(run: Run, mesh: Mesh) -> Engine:
     precision = Precision.named(layout.precision, mesh.device)
     every = layout.zero_stage >= 2
     schedule = lowered(layout.schedule, layout.pp, run.micro_batches, layout.v, every)
-    stages = build_stages(run, mesh, precision)
+    stages = build_stages(run, mesh, precision, starting_values(run))
     units = [unit for stage in stages.values() for unit in stage.all_units]
     shape = (padded_seq(run) // sequence_parts(run), layout.mb, run.model.hidden)
     wire = Wire(mesh.pipeline, schedule, Form(shape, precision.compute, mesh.device))

@@ -181,6 +181,7 @@ def _info(session: Session, first: int) -> RunInfo:
         name=directory.name if directory else "",
         directory=str(directory.path) if directory else "",
         model=run.model,
+        weights=run.weights,
         layout=run.layout,
         precision=run.layout.precision,
         stages=run.layout.layers_of_stages(run.model.layers),

@@ -17,7 +17,8 @@ from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe, Run
 from phalanx.data.batches import IGNORED, Batch, Stream
 from phalanx.train.model.inventory import declarations
-from phalanx.train.parameters import Declaration, Initial, initial_values, key_of, uniform_at
+from phalanx.train.model.start import starting_values
+from phalanx.train.parameters import Declaration, key_of, uniform_at
 from phalanx.train.precision.dtypes import Precision
 
 
@@ -38,10 +39,10 @@ def reference_steps(run: Run, stream: Stream, steps: int) -> list[ReferenceStep]
     """Take `steps` updates on the whole global batch."""
     precision = Precision.named(run.layout.precision, torch.device("cpu"))
     recipe = run.recipe
-    initial = Initial(recipe.seed, recipe.init_std, run.model.layers)
+    values = starting_values(run)
     declared = {d.name: d for d in declarations(run.model)}
     master = {
-        name: initial_values(d, d.box(1, 0), initial).to(precision.master).requires_grad_()
+        name: values(d, d.box(1, 0)).to(precision.master).requires_grad_()
         for name, d in declared.items()
     }
     optimizer = _optimizer(recipe, declared, master)

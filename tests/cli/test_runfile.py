@@ -13,6 +13,7 @@ from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe, Run
 
+WEIGHTS = Path(__file__).parents[1] / "train" / "data" / "qwen3"
 FILE = """
 layout = "dp=2 tp=2 mb=2"
 [model]
@@ -184,3 +185,24 @@ def test_the_demo_is_a_run_file() -> None:
     run = load_run(path)
     assert run.layout.ranks == 4
     assert Run.from_tables(tomllib.loads(run.to_toml())) == run
+
+
+def test_a_folder_of_weights_says_what_the_model_is():
+    run = load_run(sets=[f"model.weights={WEIGHTS}"], layout="dp=1")
+    assert (run.model.layers, run.model.hidden, run.model.qk_norm) == (2, 16, True)
+    assert run.weights == str(WEIGHTS)
+    assert Run.from_tables(tomllib.loads(run.to_toml())) == run
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("model.hidden=64", "model.hidden is 64, and in .*qwen3 it is 16; leave out model.hidden"),
+        ("model.name=llama-3.2-1b", "model.weights says what the model is; leave out model.name"),
+        ("model.weights=/nowhere", "cannot read /nowhere/config.json"),
+        ("model.weights=3", "model.weights is 3; it is a folder"),
+    ],
+)
+def test_what_contradicts_a_folder_of_weights_is_refused(change: str, message: str):
+    with pytest.raises(UsageError, match=message):
+        load_run(sets=[f"model.weights={WEIGHTS}", change], layout="dp=1")

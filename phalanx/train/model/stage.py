@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import cast
 
 import torch
@@ -18,9 +17,9 @@ from phalanx.train.model.experts import Experts
 from phalanx.train.parallel.data import Reducer, ShardedUnit
 from phalanx.train.parallel.expert import ExpertParallel
 from phalanx.train.parallel.tensor import TensorParallel
-from phalanx.train.parameters import Declaration, Held, Initial, declared_in, initial_values
+from phalanx.train.parameters import Declaration, Held, declared_in
 from phalanx.train.precision.dtypes import Precision
-from phalanx.train.unit import Unit
+from phalanx.train.unit import Source, Unit
 from phalanx.train.weight_gradients import WeightGradients
 
 Part = Embedding | Block | Head
@@ -104,8 +103,8 @@ class Stage:
                 unit.prefetch()
 
 
-def build_stages(run: Run, mesh: Mesh, precision: Precision) -> dict[int, Stage]:
-    """Build the stages that this rank holds, filled with their initial weights."""
+def build_stages(run: Run, mesh: Mesh, precision: Precision, source: Source) -> dict[int, Stage]:
+    """Build the stages that this rank holds, filled with their first weights from `source`."""
     layout, shape = mesh.layout, run.model
     layers = layout.layers_of_stages(shape.layers)
     stages = {}
@@ -115,7 +114,7 @@ def build_stages(run: Run, mesh: Mesh, precision: Precision) -> dict[int, Stage]
         tp = TensorParallel(mesh.tensor, sequence=bool(layout.sp), gradients=gradients)
         ep = ExpertParallel(mesh.expert)
         parts = _parts(run, tp, ep, range(first, first + layers[index]))
-        units = _UnitMaker(run, mesh, precision)
+        units = _UnitMaker(run, mesh, precision, source)
         per_part = tuple(units.of(part) for part in parts)
         unique = list(dict.fromkeys(unit for group in per_part for unit in group))
         for unit in unique:
@@ -165,8 +164,8 @@ def compile_block(block: Block, recipe: Recipe) -> None:
 class _UnitMaker:
     """Makes the units of a stage's parts; a tied table on one stage is one unit of two parts."""
 
-    def __init__(self, run: Run, mesh: Mesh, precision: Precision) -> None:
-        self.run, self.mesh, self.precision = run, mesh, precision
+    def __init__(self, run: Run, mesh: Mesh, precision: Precision, source: Source) -> None:
+        self.run, self.mesh, self.precision, self.source = run, mesh, precision, source
         self.made: dict[nn.Module, list[ShardedUnit]] = {}
 
     def of(self, part: Part) -> tuple[ShardedUnit, ...]:
@@ -201,9 +200,7 @@ class _UnitMaker:
         )
         unit.counted = not (sharded and copies.replica.index) and not (tied and last)
         made = ShardedUnit(unit, mesh, copies, tied=tied)
-        recipe = self.run.recipe
-        initial = Initial(recipe.seed, recipe.init_std, self.run.model.layers)
-        unit.fill(partial(initial_values, recipe=initial))
+        unit.fill(self.source)
         made.release()
         return made
 
