@@ -26,6 +26,7 @@ RECOMPUTE = ("none", "selective", "full")
 # every second product, as selective checkpointing per operator does it.
 RECOMPUTE_PARTS = ("core", "norms", "mlp", "activation", "latent", "experts", "operators")
 PRECISIONS = ("auto", "fp32", "bf16", "fp64", "fp16", "fp8")
+CONTEXTS = ("ring", "gather", "ulysses")
 
 
 class Coordinates(NamedTuple):
@@ -55,6 +56,8 @@ class Layout:
         precision: of the matrix products; "auto" is bf16 on GPU and fp32 on CPU.
         sp: split the regions that tp leaves whole along the sequence; None means where tp > 1.
         compile: have torch.compile fuse the operations of each block.
+        context: how queries meet the keys of other cp ranks: keys and values travel around a
+            ring, are gathered, or ranks trade tokens for heads (ulysses).
     """
 
     dp: int = 1
@@ -72,6 +75,7 @@ class Layout:
     precision: str = "auto"
     sp: bool | None = None
     compile: bool = False
+    context: str = "ring"
 
     def __post_init__(self) -> None:
         """Resolve defaults and reject values that no model could make right."""
@@ -83,6 +87,7 @@ class Layout:
         if not set(self.recompute.split("+")) <= set(RECOMPUTE_PARTS):
             _one_of("recompute", self.recompute, (*RECOMPUTE, *RECOMPUTE_PARTS))
         _one_of("precision", self.precision, PRECISIONS)
+        _one_of("context", self.context, CONTEXTS)
         object.__setattr__(self, "shard", self.shard or self.dp)
         object.__setattr__(self, "sp", self.tp > 1 and self.sp is not False)
         if self.shard < 1 or self.dp % self.shard:
@@ -109,7 +114,22 @@ class Layout:
     @property
     def zero_stage(self) -> int:
         """What is really sharded: `zero`, or 0 where no two ranks share a copy."""
-        return self.zero if self.shard > 1 else 0
+        return self.zero if self.sharers > 1 else 0
+
+    @property
+    def sharers(self) -> int:
+        """Ranks that share one sharded copy: cp ranks hold the same weights as well."""
+        return self.shard * self.cp
+
+    @property
+    def sequence_parts(self) -> int:
+        """Into how many parts activations are cut along the sequence."""
+        return self.cp * (self.tp if self.sp else 1)
+
+    def padded_seq(self, seq: int) -> int:
+        """The length that ranks compute with: whole parts, and two chunks on each cp rank."""
+        unit = self.sequence_parts * (2 if self.cp > 1 else 1)
+        return -(-seq // unit) * unit
 
     def coordinates(self, rank: int) -> Coordinates:
         """Where `rank` stands; the inverse of `rank_at`."""
@@ -249,7 +269,7 @@ def _one_of(key: str, value: object, allowed: tuple[object, ...]) -> None:
 
 
 def _read(key: str, value: object) -> object:
-    if key in ("schedule", "recompute", "precision"):
+    if key in ("schedule", "recompute", "precision", "context"):
         return str(value).lower()
     if key in ("sp", "compile"):
         return _switch(key, value)

@@ -145,7 +145,7 @@ def _mlp(shape: ModelShape, f: int) -> _Part:
     return _Part(cut, shape.hidden if shape.bias else 0)
 
 
-def padded_seq(run: Run) -> int:
-    """The sequence length that ranks compute with: a multiple of the parts that sp cuts it into."""
-    parts = run.layout.tp if run.layout.sp else 1
-    return -(-run.recipe.seq // parts) * parts
+def tokens_at(run: Run) -> int:
+    """Tokens of one micro-batch on one cp rank, padding included."""
+    layout = run.layout
+    return layout.padded_seq(run.recipe.seq) // layout.cp * layout.mb

@@ -16,8 +16,6 @@ def refuse_untrainable(run: Run) -> None:
         RefusedError: naming what to change.
     """
     layout, shape = run.layout, run.model
-    if layout.cp > 1:
-        raise RefusedError(f"cp={layout.cp}: the trainer has no context parallelism; use cp=1")
     limits = (("schedule", SCHEDULES), ("precision", PRECISIONS), ("recompute", RECOMPUTE))
     for key, runs in limits:
         asked = getattr(layout, key)

@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 from phalanx.core.errors import PhalanxError, RefusedError
-from phalanx.core.layout import Layout
+from phalanx.core.layout import CONTEXTS, Layout
 from phalanx.data.synthetic import Masked
 from phalanx.train.limits import SCHEDULES, refuse_untrainable
 from phalanx.verify.oracle import Case, Tables, default_case
@@ -164,6 +164,17 @@ COVER = tuple(
     pp=2 tp=2 zero=1 recompute=full | tied direct-query dropout documents | holes
     pp=2 tp=2 schedule=zb-h1 mb=2 | latent tied
     dp=2 pp=2 schedule=gpipe zero=2 precision=fp32 | latent gpt
+    cp=2 mb=2 | odd tied dropout documents
+    cp=2 mb=4 context=gather recompute=selective | gpt max-norm | holes
+    cp=2 mb=4 context=ulysses recompute=full | smoothing documents direct-query
+    cp=4 zero=3 | mha odd tied
+    cp=2 tp=2 recompute=full | gpt odd dropout documents
+    cp=2 tp=2 sp=off mb=2 context=gather precision=bf16 | mha qk-norm
+    dp=2 cp=2 zero=0 mb=2 | gpt smoothing | holes
+    dp=2 cp=2 shard=1 zero=2 mb=2 context=gather | odd tied documents
+    pp=2 cp=2 schedule=interleaved v=2 mb=2 recompute=selective | tied dropout latent
+    pp=2 cp=2 zero=2 schedule=zb-h1 recompute=full | gpt documents
+    dp=2 cp=2 tp=2 zero=3 context=ulysses | mha tied odd qk-norm
     dp=2 pp=2 tp=2 zero=3 schedule=interleaved v=2 recompute=full | odd tied dropout documents
     dp=4 shard=2 tp=2 zero=2 | gpt odd max-norm | holes
     dp=1 mb=4 recompute=selective | experts tied documents smoothing
@@ -225,8 +236,8 @@ def _draw(random: Random, max_ranks: int) -> Question:
 
 
 def _layout(random: Random, max_ranks: int) -> str:
-    dp, pp, tp = _degrees(random, max_ranks)
-    words = {"dp": dp, "pp": pp, "tp": tp, "zero": random.randrange(4), "v": 1}
+    dp, pp, tp, cp = _degrees(random, max_ranks)
+    words = {"dp": dp, "pp": pp, "tp": tp, "cp": cp, "zero": random.randrange(4), "v": 1}
     words["mb"] = random.choice((1, 1, 2, 3))
     shards = [n for n in range(1, dp + 1) if dp % n == 0]
     words["shard"] = random.choice(shards + shards[1:])
@@ -238,19 +249,22 @@ def _layout(random: Random, max_ranks: int) -> str:
     if tp > 1 and random.random() < 0.3:
         chosen["sp"] = "off"
     if random.random() < 0.4:
-        shard = words["shard"]
-        chosen["ep"] = random.choice([n for n in range(1, shard + 1) if shard % n == 0])
+        sharers = words["shard"] * cp
+        chosen["ep"] = random.choice([n for n in range(1, sharers + 1) if sharers % n == 0])
+    if cp > 1:
+        chosen["context"] = random.choice(CONTEXTS)
     return str(Layout.from_mapping(chosen))
 
 
-def _degrees(random: Random, max_ranks: int) -> tuple[int, int, int]:
-    """dp, pp and tp; the more ranks, the likelier, since there more features meet."""
+def _degrees(random: Random, max_ranks: int) -> tuple[int, int, int, int]:
+    """dp, pp, tp and cp; the more axes, the likelier, since there more features meet."""
     options = [
-        (dp, pp, tp)
+        (dp, pp, tp, cp)
         for dp in (1, 2, 3, 4, 8)
         for pp in (1, 2, 3, 4, 8)
         for tp in (1, 2, 3, 4)
-        if dp * pp * tp <= max_ranks
+        for cp in (1, 2, 3, 4)
+        if dp * pp * tp * cp <= max_ranks
     ]
     axes = [sum(n > 1 for n in degrees) for degrees in options]
     return random.choices(options, [1 + 3 * a * a for a in axes])[0]

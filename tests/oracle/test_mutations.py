@@ -24,6 +24,9 @@ MESSAGES = [
     Question("dp=2 ep=2 mb=4", ("experts",), tables=SMALL),
     Question("pp=2 mb=2", ("tied",), tables=SMALL),
     Question("pp=2 schedule=interleaved v=2 mb=4", ("no-clip",)),
+    Question("cp=2 zero=0 mb=4", tables=SMALL),
+    Question("cp=2 zero=0 mb=4 context=gather", tables=SMALL),
+    Question("cp=2 zero=0 mb=4 context=ulysses", tables=SMALL),
 ]
 
 STEPS = [
@@ -32,6 +35,9 @@ STEPS = [
     (mutations.keeps_the_last_micro_batch, Question("pp=2 mb=4")),
     (mutations.forgets_weights_once, Question("pp=2 schedule=zb-h1 mb=2")),
     (mutations.forgets_documents, Question("pp=2 mb=4", documents=True)),
+    (mutations.forgets_documents, Question("cp=2 mb=4", documents=True)),
+    (mutations.swaps_chunks, Question("cp=2 mb=4")),
+    (mutations.swaps_chunks, Question("cp=2 mb=4 context=ulysses")),
     (mutations.skips_a_block, Question("pp=2 mb=4")),
     (mutations.decays_vectors, Question("dp=1 mb=8")),
     (mutations.counts_copies, Question("pp=2 mb=4", ("tied",))),

@@ -32,7 +32,7 @@ def refuse(run: Run) -> None:
         return
     if not shape.is_moe:
         raise RefusedError(f"ep={layout.ep}, but the model has no experts; use ep=1")
-    ranks = layout.shard
+    ranks = layout.sharers
     if ranks % layout.ep or shape.experts % layout.ep:
         fits = [e for e in divisors(ranks) if shape.experts % e == 0]
         raise RefusedError(

@@ -11,7 +11,7 @@ from phalanx.core.errors import RefusedError, shorten
 from phalanx.core.layout import Coordinates
 from phalanx.core.run import Run
 from phalanx.core.traffic import Transfer
-from phalanx.cost.units import bytes_per_element, padded_seq, stages_at, units_at
+from phalanx.cost.units import bytes_per_element, stages_at, tokens_at, units_at
 
 
 def refuse(run: Run) -> None:
@@ -44,7 +44,7 @@ def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
         return
     compute, wide = bytes_per_element(layout)
     parts = layout.tp if layout.sp else 1
-    size = padded_seq(run) // parts * layout.mb * run.model.hidden * compute
+    size = tokens_at(run) // parts * run.model.hidden * compute
     for stage, _ in stages_at(run, at):
         if stage < layout.num_stages - 1:
             yield Transfer("pipeline", "send", "activations", size, m)
@@ -52,6 +52,6 @@ def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
             yield Transfer("pipeline", "send", "activation gradients", size, m)
     for unit in units_at(run, at):
         if unit.tied:
-            kept = unit.padded(layout.shard) // layout.shard
-            n = kept if layout.zero_stage else unit.padded(layout.dp)
+            kept = unit.padded(layout.sharers) // layout.sharers
+            n = kept if layout.zero_stage else unit.padded(layout.dp * layout.cp)
             yield Transfer("pipeline", "all_reduce", "tied embedding", n * wide)

@@ -1,7 +1,7 @@
 """The tensor axis: what tp and sequence parallelism send. Its twin is train/parallel/tensor.py.
 
 Splits: heads, the MLP's width, the vocabulary; under sp also the sequence between them.
-Sends, for S = s b h c bytes of activations (s padded to a multiple of t under sp):
+Sends, for S bytes of activations, s b h elements (s of one cp rank, padded where sp cuts it):
 
     around      forward (sp)        forward       backward (sp)                      backward
     columns     all-gather S        -             all-gather S, reduce-scatter S     all-reduce S
@@ -23,7 +23,7 @@ from phalanx.core.layout import Coordinates
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Run
 from phalanx.core.traffic import Collective, Transfer
-from phalanx.cost.units import bytes_per_element, padded_seq, stages_at, units_at
+from phalanx.cost.units import bytes_per_element, stages_at, tokens_at, units_at
 
 Messages = Counter[tuple[Collective, str, int]]  # by collective, purpose and width, how many
 
@@ -50,7 +50,7 @@ def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
     if layout.tp == 1:
         return
     compute, wide = bytes_per_element(layout)
-    tokens = padded_seq(run) * layout.mb
+    tokens = tokens_at(run)
     sent: Messages = Counter()
     for _, layers in stages_at(run, at):
         for layer in layers:

@@ -138,7 +138,7 @@ def _parts(run: Run, tp: TensorParallel, ep: ExpertParallel, layers: range) -> S
         if isinstance(block, Block):
             block.attention.recompute_core = run.layout.recompute == "selective"
             if run.layout.compile:
-                compile_block(block, recipe)
+                compile_block(block, recipe, whole=run.layout.cp == 1)
     table = None
     if layers.start == 0:
         embedding = Embedding(shape, recipe, tp)
@@ -149,15 +149,20 @@ def _parts(run: Run, tp: TensorParallel, ep: ExpertParallel, layers: range) -> S
     return parts
 
 
-def compile_block(block: Block, recipe: Recipe) -> None:
+def compile_block(block: Block, recipe: Recipe, *, whole: bool) -> None:
     """Have a block's operations fused; blocks of one shape share what was compiled.
 
     The mask of dropout is another one in every step, so it stays outside, and so do experts.
+
+    Args:
+        block: becomes a compiled one.
+        recipe: says whether there is dropout.
+        whole: its attention needs no other rank.
     """
     if recipe.dropout:
         block.drop_attention = torch.compiler.disable(block.drop_attention)
         block.drop_mlp = torch.compiler.disable(block.drop_mlp)
-    whole = recipe.dropout == 0 and not isinstance(block.mlp, Experts)
+    whole = whole and recipe.dropout == 0 and not isinstance(block.mlp, Experts)
     block.compile(fullgraph=whole, dynamic=False)
 
 
