@@ -21,6 +21,7 @@ SCHEDULES = (
     "dualpipev",
     "pipedream",
 )
+FOLDED = ("zb-v", "dualpipev")  # their two chunks per rank form a V
 RECOMPUTE = ("none", "selective", "full")
 # Or some parts of a block, joined by +: selective is core; operators is every cheap operator and
 # every second product, as selective checkpointing per operator does it.
@@ -46,7 +47,7 @@ class Layout:
         dp, pp, tp, cp, ep: degrees; ep borrows ranks from dp x cp and is not a factor.
         zero: what data-parallel ranks shard: 0 nothing, 1 optimizer, 2 gradients, 3 weights.
         shard: how many dp ranks share one sharded copy (HSDP); 0 means all of dp.
-        v: chunks of layers per pipeline rank.
+        v: chunks of layers per pipeline rank; 0 means as few as the schedule can have.
         schedule: the order of micro-batches over the pipeline.
         mb: sequences per micro-batch.
         stages: layers of each of the p v stages; empty means as even as possible. The first and
@@ -67,7 +68,7 @@ class Layout:
     ep: int = 1
     zero: int = 1
     shard: int = 0
-    v: int = 1
+    v: int = 0
     schedule: str = "1f1b"
     mb: int = 1
     stages: tuple[int, ...] = ()
@@ -79,6 +80,7 @@ class Layout:
 
     def __post_init__(self) -> None:
         """Resolve defaults and reject values that no model could make right."""
+        object.__setattr__(self, "v", self.v or (2 if self.schedule in FOLDED else 1))
         for key in ("dp", "pp", "tp", "cp", "ep", "v", "mb"):
             if getattr(self, key) < 1:
                 raise UsageError(f"{key}={getattr(self, key)}; a degree is at least 1")
@@ -204,11 +206,12 @@ class Layout:
 
     def __str__(self) -> str:
         """One line that `parse` reads back: the degrees, and what differs from the defaults."""
-        default = Layout(dp=self.dp, pp=self.pp, tp=self.tp)
+        plain = Layout(dp=self.dp, pp=self.pp, tp=self.tp)
+        default = {**vars(plain), "v": Layout(schedule=self.schedule).v}
         return " ".join(
             f"{key}={_show(value)}"
             for key, value in self.settings().items()
-            if key in ("dp", "pp", "tp") or value != getattr(default, key)
+            if key in ("dp", "pp", "tp") or value != default[key]
         )
 
     @classmethod

@@ -10,6 +10,7 @@ from phalanx.core.errors import UsageError
 from phalanx.core.layout import Coordinates, Layout, share
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Run
+from phalanx.schedules.placement import placement
 
 _BYTES = {"fp64": (8, 8), "fp32": (4, 4), "bf16": (2, 4), "fp16": (2, 4)}
 
@@ -24,7 +25,7 @@ class UnitSize(NamedTuple):
             the sum, because the rank applies them to a part of the sequence, or of the heads.
         uses: how often a forward pass gathers it.
         backward: how often a backward pass gathers it.
-        tied: it lives on both ends of the pipeline.
+        tied: it lives on both ends of the pipeline, which are on different ranks.
         spread: it is of experts: only ranks with the same place along ep hold the same of it.
     """
 
@@ -41,6 +42,14 @@ class UnitSize(NamedTuple):
         return -(-self.params // parts) * parts
 
 
+def kept_elements(unit: UnitSize, layout: Layout) -> int:
+    """Elements of a unit whose reduced gradient one rank keeps, with padding."""
+    ep = layout.ep if unit.spread else 1
+    if not layout.zero_stage:
+        return unit.padded(layout.dp * layout.cp // ep)
+    return unit.padded(layout.sharers // ep) // (layout.sharers // ep)
+
+
 def bytes_per_element(layout: Layout) -> tuple[int, int]:
     """Bytes of an element in matrix products, and where gradients are accumulated and reduced.
 
@@ -53,26 +62,33 @@ def bytes_per_element(layout: Layout) -> tuple[int, int]:
 
 
 def stages_at(run: Run, at: Coordinates) -> Iterator[tuple[int, range]]:
-    """The stages that a rank holds, each with its layers."""
-    layout = run.layout
-    layers = layout.layers_of_stages(run.model.layers)
-    for stage in range(at.pp, layout.num_stages, layout.pp):
-        first = sum(layers[:stage])
-        yield stage, range(first, first + layers[stage])
+    """The stages that a rank holds, by their place in the schedule, each with its layers."""
+    layers = run.layout.layers_of_stages(run.model.layers)
+    where = placement(run.layout)
+    for stage in where.stages_of(at.pp):
+        place = stage % where.depth
+        first = sum(layers[:place])
+        yield stage, range(first, first + layers[place])
+
+
+def passes(run: Run) -> int:
+    """Micro-batches that go through one stage in a step: m, or its share of them in each copy."""
+    return run.micro_batches // placement(run.layout).copies
 
 
 def units_at(run: Run, at: Coordinates) -> list[UnitSize]:
-    """The units that the rank at `at` holds, in the order in which forward uses them."""
+    """The units that the rank at `at` holds, those of one stage together."""
     return [unit for _, layers in stages_at(run, at) for unit in _units_of_stage(run, at, layers)]
 
 
 def _units_of_stage(run: Run, at: Coordinates, layers: range) -> Iterator[UnitSize]:
     shape, layout = run.model, run.layout
     first, last = layers.start == 0, layers.stop == shape.layers
-    apart = shape.tied and layout.pp > 1
+    together = placement(layout).ends_together
+    apart = shape.tied and not together
     table = share(shape.vocab, layout.tp, at.tp)[1] * shape.hidden
     if first:
-        uses = 2 if shape.tied and last else 1
+        uses = 2 if shape.tied and together else 1
         yield UnitSize("embedding", table, 0, uses, uses - 1, tied=apart)
     if first and shape.positions == "learned":
         size = shape.max_positions * shape.hidden

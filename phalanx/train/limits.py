@@ -4,7 +4,7 @@ from phalanx.core.errors import RefusedError
 from phalanx.core.run import Run
 from phalanx.cost.traffic import refuse_impossible
 
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipev")
 PRECISIONS = ("auto", "fp32", "bf16", "fp64", "fp16")
 RECOMPUTE = ("none", "selective", "full")
 

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from phalanx.core.layout import Coordinates, Layout
 from phalanx.core.traffic import Axis
+from phalanx.schedules.placement import placement
 from phalanx.train.comm import DirectGroup, Group, Ledger
 
 GroupType = Callable[[Axis, Sequence[int], dist.ProcessGroup | None, Ledger], Group]
@@ -46,6 +47,7 @@ class Mesh:
             neighbours from `shard`.
         expert_copies: the ranks that hold the same experts.
         ends: the ranks of the first and the last stage, which share tied embeddings.
+        twins: the two ranks that hold the same stages, in two copies of the model (DualPipe).
         ledger: what this rank sent.
     """
 
@@ -62,6 +64,7 @@ class Mesh:
     expert: Group
     expert_copies: Copies
     ends: Group
+    twins: Group
     ledger: Ledger
 
     @property
@@ -105,6 +108,9 @@ def build_mesh(layout: Layout, device: torch.device, group_type: GroupType | Non
     pipeline = [layout.rank_at(at._replace(pp=i)) for i in range(layout.pp)]
     shared, ep = copies(data, layout.sharers), layout.ep
     team, member = divmod(data.index(rank), ep)
+    where = placement(layout)
+    ends = {where.ranks[0], where.ranks[where.depth - 1]} if not where.ends_together else {0}
+    twins = {at.pp, layout.pp - 1 - at.pp} if where.copies > 1 else {at.pp}
     return Mesh(
         layout=layout,
         at=at,
@@ -118,7 +124,8 @@ def build_mesh(layout: Layout, device: torch.device, group_type: GroupType | Non
         replica=shared.replica,
         expert=along("expert", data[team * ep : (team + 1) * ep]),
         expert_copies=shared if ep == 1 else copies(data[member::ep], layout.sharers // ep),
-        ends=along("pipeline", sorted({pipeline[0], pipeline[-1]})),
+        ends=along("pipeline", [pipeline[i] for i in sorted(ends)]),
+        twins=along("pipeline", [pipeline[i] for i in sorted(twins)]),
         ledger=ledger,
     )
 

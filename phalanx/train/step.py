@@ -14,6 +14,7 @@ from torch import Tensor
 from phalanx.core.run import Run
 from phalanx.data.batches import Batch
 from phalanx.schedules.build import lowered, lowered_forward_only
+from phalanx.schedules.placement import placement
 from phalanx.train.executor import Executor
 from phalanx.train.loss import IGNORED
 from phalanx.train.mesh import Mesh
@@ -91,7 +92,7 @@ class Engine:
             seq: tokens per sequence, padding included.
         """
         layout = self.run.layout
-        schedule = lowered_forward_only(layout.pp, micro_batches, layout.v)
+        schedule = lowered_forward_only(placement(layout), micro_batches)
         form = self.executor.wire.form
         shape = (seq // layout.sequence_parts, size, form.shape[-1])
         wire = Wire(self.mesh.pipeline, schedule, form._replace(shape=shape))
@@ -103,9 +104,9 @@ def build_engine(run: Run, mesh: Mesh) -> Engine:
     layout = run.layout
     precision = Precision.named(layout.precision, mesh.device)
     every = layout.zero_stage >= 2
-    schedule = lowered(layout.schedule, layout.pp, run.micro_batches, layout.v, every)
+    schedule = lowered(layout, run.micro_batches, every)
     stages = build_stages(run, mesh, precision, starting_values(run))
-    units = [unit for stage in stages.values() for unit in stage.all_units]
+    units = list(dict.fromkeys(unit for stage in stages.values() for unit in stage.all_units))
     seq = layout.padded_seq(run.recipe.seq) // layout.sequence_parts
     shape = (seq, layout.mb, run.model.hidden)
     wire = Wire(mesh.pipeline, schedule, Form(shape, precision.compute, mesh.device))

@@ -7,6 +7,7 @@ from typing import Any
 
 from phalanx.core.errors import PhalanxError, RefusedError
 from phalanx.core.layout import CONTEXTS, Layout
+from phalanx.cost.axes.pipeline import enough
 from phalanx.data.synthetic import Masked
 from phalanx.train.limits import SCHEDULES, refuse_untrainable
 from phalanx.verify.oracle import Case, Tables, default_case
@@ -156,6 +157,13 @@ COVER = tuple(
     dp=2 pp=2 zero=2 schedule=zb-h1 recompute=full | odd tied documents
     pp=4 tp=2 schedule=zb-h2 mb=2 | gpt odd dropout | holes
     dp=2 pp=2 tp=2 zero=3 schedule=zb-h2 recompute=selective | tied smoothing
+    pp=4 schedule=zb-v stages=1+2+1+1+1+1+2+1 mb=2 | tied gpt | holes
+    dp=2 pp=2 zero=3 schedule=zb-v recompute=full | odd tied dropout documents
+    pp=2 tp=2 schedule=dualpipev mb=2 recompute=selective | odd smoothing
+    dp=2 pp=2 zero=2 schedule=dualpipev | tied max-norm documents
+    pp=4 schedule=dualpipe mb=2 | gpt odd sgd
+    dp=2 pp=2 tp=2 zero=1 schedule=dualpipe recompute=full | tied dropout
+    dp=4 shard=2 pp=2 zero=3 schedule=dualpipe | odd tied | holes
     tp=4 mb=4 recompute=full | mha odd smoothing
     dp=1 precision=bf16 | odd latent
     tp=2 mb=4 | odd direct-query dropout
@@ -279,7 +287,8 @@ def _sizes(random: Random, layout: str) -> tuple[Table, tuple[int, ...]]:
         borders = sorted(random.sample(range(1, layers), cut.num_stages - 1))
         stages = tuple(b - a for a, b in zip([0, *borders], [*borders, layers], strict=True))
     heads, kv_heads = random.choice(((4, 4), (4, 2), (4, 1), (6, 3), (2, 2)))
-    multiple = cut.pp if cut.schedule == "interleaved" else 1
-    batch = cut.dp * cut.mb * multiple * random.randint(1, max(1, 8 // (cut.mb * multiple)))
+    least = enough(cut, 1)
+    m = enough(cut, least * random.randint(1, max(1, 8 // (cut.mb * least))))
+    batch = cut.dp * cut.mb * m
     model = {"layers": layers, "heads": heads, "kv_heads": kv_heads, "hidden": 12 * heads}
     return {"model": model, "recipe": {"batch": batch, "seed": random.randrange(1000)}}, stages

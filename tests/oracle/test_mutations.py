@@ -27,6 +27,7 @@ MESSAGES = [
     Question("cp=2 zero=0 mb=4", tables=SMALL),
     Question("cp=2 zero=0 mb=4 context=gather", tables=SMALL),
     Question("cp=2 zero=0 mb=4 context=ulysses", tables=SMALL),
+    Question("pp=2 schedule=dualpipe mb=2", ("tied",), tables=SMALL),
 ]
 
 STEPS = [
@@ -41,6 +42,7 @@ STEPS = [
     (mutations.skips_a_block, Question("pp=2 mb=4")),
     (mutations.decays_vectors, Question("dp=1 mb=8")),
     (mutations.counts_copies, Question("pp=2 mb=4", ("tied",))),
+    (mutations.counts_copies, Question("pp=2 schedule=dualpipe mb=2", ("sgd",))),
     (mutations.starts_one_step_late, Question("dp=1 mb=8", ("sgd",))),
     (mutations.starts_elsewhere, Question("dp=2 zero=0 mb=4")),
     (mutations.starts_elsewhere, Question("tp=2 mb=8")),

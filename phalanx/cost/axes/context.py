@@ -21,7 +21,7 @@ from phalanx.core.errors import RefusedError, divisors, shorten
 from phalanx.core.layout import Coordinates
 from phalanx.core.run import Run
 from phalanx.core.traffic import Transfer
-from phalanx.cost.units import bytes_per_element, stages_at, tokens_at
+from phalanx.cost.units import bytes_per_element, passes, stages_at, tokens_at
 
 
 def refuse(run: Run) -> None:
@@ -49,7 +49,7 @@ def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
         return
     blocks = sum(len(layers) for _, layers in stages_at(run, at))
     for transfer in _of_block(run):
-        yield transfer._replace(times=transfer.times * blocks * run.micro_batches)
+        yield transfer._replace(times=transfer.times * blocks * passes(run))
 
 
 def _of_block(run: Run) -> Iterator[Transfer]:

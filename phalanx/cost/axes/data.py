@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from phalanx.core.layout import Coordinates
 from phalanx.core.run import Run
 from phalanx.core.traffic import Transfer
-from phalanx.cost.units import UnitSize, bytes_per_element, units_at
+from phalanx.cost.units import UnitSize, bytes_per_element, passes, units_at
 
 
 def refuse(run: Run) -> None:
@@ -39,7 +39,7 @@ def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
 
 
 def _of_unit(run: Run, unit: UnitSize) -> Iterator[Transfer]:
-    layout, m = run.layout, run.micro_batches
+    layout, m = run.layout, passes(run)
     compute, wide = bytes_per_element(layout)
     ep = layout.ep if unit.spread else 1
     everyone, sharers = layout.dp * layout.cp // ep, layout.sharers // ep

@@ -18,7 +18,7 @@ from phalanx.core.errors import RefusedError, divisors, shorten
 from phalanx.core.layout import Coordinates
 from phalanx.core.run import Run
 from phalanx.core.traffic import Transfer
-from phalanx.cost.units import bytes_per_element, stages_at
+from phalanx.cost.units import bytes_per_element, passes, stages_at
 
 COUNT = 8  # bytes of how many rows an expert gets
 
@@ -43,7 +43,7 @@ def refuse(run: Run) -> None:
 
 def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
     """What the rank at `at` sends along ep in one step; with a capacity, at most."""
-    layout, shape, m = run.layout, run.model, run.micro_batches
+    layout, shape, m = run.layout, run.model, passes(run)
     if layout.ep == 1:
         return
     layers = sum(shape.routes(layer) for _, stage in stages_at(run, at) for layer in stage)

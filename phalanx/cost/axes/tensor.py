@@ -23,7 +23,7 @@ from phalanx.core.layout import Coordinates
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Run
 from phalanx.core.traffic import Collective, Transfer
-from phalanx.cost.units import bytes_per_element, stages_at, tokens_at, units_at
+from phalanx.cost.units import bytes_per_element, passes, stages_at, tokens_at, units_at
 
 Messages = Counter[tuple[Collective, str, int]]  # by collective, purpose and width, how many
 
@@ -46,7 +46,7 @@ def refuse(run: Run) -> None:
 
 def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
     """What the rank at `at` sends along tp in one step."""
-    layout, shape, m = run.layout, run.model, run.micro_batches
+    layout, shape, m = run.layout, run.model, passes(run)
     if layout.tp == 1:
         return
     compute, wide = bytes_per_element(layout)

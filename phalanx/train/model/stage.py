@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from phalanx.core.run import Recipe, Run
+from phalanx.schedules.placement import placement
 from phalanx.train.mesh import Mesh
 from phalanx.train.model.batch import MicroBatch
 from phalanx.train.model.block import Block
-from phalanx.train.model.ends import Embedding, Head
+from phalanx.train.model.ends import Embedding, Head, Table
 from phalanx.train.model.experts import Experts
 from phalanx.train.parallel.data import Reducer, ShardedUnit
 from phalanx.train.parallel.expert import ExpertParallel
@@ -30,7 +31,7 @@ class Stage:
     """A few blocks, with the embedding before the first or the head behind the last.
 
     Attributes:
-        index: which of the p v stages.
+        index: which of the schedule's stages.
         parts: what is computed, in order.
         units: of each part, the parameters it needs.
         reducer: of the gradients that this stage makes.
@@ -104,18 +105,27 @@ class Stage:
 
 
 def build_stages(run: Run, mesh: Mesh, precision: Precision, source: Source) -> dict[int, Stage]:
-    """Build the stages that this rank holds, filled with their first weights from `source`."""
-    layout, shape = mesh.layout, run.model
-    layers = layout.layers_of_stages(shape.layers)
+    """Build the stages that this rank holds, filled with their first weights from `source`.
+
+    They come in the order of the layers, so that ranks with copies of the same stages have them
+    in the same order, and a tied table is made where the model begins.
+    """
+    layout, where = mesh.layout, placement(mesh.layout)
+    layers = layout.layers_of_stages(run.model.layers)
+    maker = _UnitMaker(run, mesh, precision, source)
     stages = {}
-    for index in range(mesh.at.pp, layout.num_stages, layout.pp):
-        first = sum(layers[:index])
+    table: Table | None = None
+    for index in sorted(where.stages_of(mesh.at.pp), key=lambda stage: stage % where.depth):
+        copy, place = divmod(index, where.depth)
+        first = sum(layers[:place])
         gradients = WeightGradients()
         tp = TensorParallel(mesh.tensor, sequence=bool(layout.sp), gradients=gradients)
-        ep = ExpertParallel(mesh.expert)
-        parts = _parts(run, tp, ep, range(first, first + layers[index]))
-        units = _UnitMaker(run, mesh, precision, source)
-        per_part = tuple(units.of(part) for part in parts)
+        parts = _parts(
+            run, (tp, ExpertParallel(mesh.expert)), range(first, first + layers[place]), table
+        )
+        table = table or _tied_table(run, parts)
+        made_before = {unit for units in maker.made.values() for unit in units}
+        per_part = tuple(maker.of(part, copy) for part in parts)
         unique = list(dict.fromkeys(unit for group in per_part for unit in group))
         for unit in unique:
             gradients.adopt(unit, unit.unit.parameters)
@@ -123,15 +133,34 @@ def build_stages(run: Run, mesh: Mesh, precision: Precision, source: Source) -> 
             index=index,
             parts=tuple(parts),
             units=per_part,
-            reducer=Reducer(unique),
+            reducer=Reducer(unique, elsewhere=made_before.intersection(unique)),
             gradients=gradients,
             recomputes=layout.recompute == "full",
         )
     return stages
 
 
-def _parts(run: Run, tp: TensorParallel, ep: ExpertParallel, layers: range) -> Sequence[Part]:
-    """The embedding if the slice starts the model, its blocks, and the head if it ends it."""
+def _tied_table(run: Run, parts: Sequence[Part]) -> Table | None:
+    """The table of tokens that the head of this rank shares, if it has both."""
+    embeddings = (part for part in parts if isinstance(part, Embedding))
+    return next((part.table for part in embeddings if run.model.tied), None)
+
+
+def _parts(
+    run: Run,
+    axes: tuple[TensorParallel, ExpertParallel],
+    layers: range,
+    table: Table | None,
+) -> Sequence[Part]:
+    """The embedding if the slice starts the model, its blocks, and the head if it ends it.
+
+    Args:
+        run: gives the sizes.
+        axes: along which these parts are cut.
+        layers: of the slice.
+        table: tied, and made for another stage of this rank.
+    """
+    tp, ep = axes
     shape, recipe = run.model, run.recipe
     parts: list[Part] = [Block(i, shape, recipe, tp, ep) for i in layers]
     for block in parts:
@@ -139,11 +168,9 @@ def _parts(run: Run, tp: TensorParallel, ep: ExpertParallel, layers: range) -> S
             block.attention.recompute_core = run.layout.recompute == "selective"
             if run.layout.compile:
                 compile_block(block, recipe, whole=run.layout.cp == 1)
-    table = None
     if layers.start == 0:
-        embedding = Embedding(shape, recipe, tp)
-        table = embedding.table if shape.tied else None
-        parts.insert(0, embedding)
+        parts.insert(0, Embedding(shape, recipe, tp))
+        table = _tied_table(run, parts)
     if layers.stop == shape.layers:
         parts.append(Head(shape, recipe, tp, table))
     return parts
@@ -167,13 +194,15 @@ def compile_block(block: Block, recipe: Recipe, *, whole: bool) -> None:
 
 
 class _UnitMaker:
-    """Makes the units of a stage's parts; a tied table on one stage is one unit of two parts."""
+    """Makes the units of a rank's parts; a tied table is one unit of two parts."""
 
     def __init__(self, run: Run, mesh: Mesh, precision: Precision, source: Source) -> None:
         self.run, self.mesh, self.precision, self.source = run, mesh, precision, source
         self.made: dict[nn.Module, list[ShardedUnit]] = {}
+        self.apart = run.model.tied and not placement(mesh.layout).ends_together
 
-    def of(self, part: Part) -> tuple[ShardedUnit, ...]:
+    def of(self, part: Part, copy: int) -> tuple[ShardedUnit, ...]:
+        """The units of a part that belongs to this copy of the model."""
         modules: list[nn.Module] = [part]
         if isinstance(part, Embedding):
             modules = [m for m in (part.table, part.positions) if m is not None]
@@ -181,17 +210,19 @@ class _UnitMaker:
             modules = [part.norm, part.table]
         for module in modules:
             if module not in self.made:
-                last = isinstance(part, Head)
+                second = copy > 0 or (
+                    self.apart and isinstance(part, Head) and module is part.table
+                )
                 self.made[module] = [
-                    self._make(held, last=last) for held in _apart(declared_in(module))
+                    self._make(held, counted=not second) for held in _apart(declared_in(module))
                 ]
         return tuple(unit for module in modules for unit in self.made[module])
 
-    def _make(self, held: list[Held], *, last: bool) -> ShardedUnit:
+    def _make(self, held: list[Held], *, counted: bool) -> ShardedUnit:
         name = _unit_name(held[0].declaration)
         layout, mesh = self.mesh.layout, self.mesh
         sharded = layout.zero_stage >= 1
-        tied = self.run.model.tied and layout.pp > 1 and name == "embedding"
+        tied = self.apart and name == "embedding"
         spread = held[0].declaration.spread is not None
         copies = mesh.expert_copies if spread else mesh.copies
         parts = copies.shard if sharded else copies.all
@@ -203,7 +234,7 @@ class _UnitMaker:
             precision=self.precision,
             expert=(mesh.expert.size, mesh.expert.index),
         )
-        unit.counted = not (sharded and copies.replica.index) and not (tied and last)
+        unit.counted = counted and not (sharded and copies.replica.index)
         made = ShardedUnit(unit, mesh, copies, tied=tied)
         unit.fill(self.source)
         made.release()
