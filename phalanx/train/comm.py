@@ -96,6 +96,14 @@ class Rows(NamedTuple):
     home: Literal["come", "go"]
 
 
+class Part(NamedTuple):
+    """What the rank of some index in the group gives to a gather, here once `pending` is."""
+
+    source: int
+    data: Tensor
+    pending: Pending
+
+
 class Group:
     """The ranks along one axis of the mesh, and the collectives among them.
 
@@ -147,6 +155,30 @@ class Group:
             return Pending()
         self.ledger.note(self.axis, "reduce_scatter", purpose, x.nbytes)
         return self._timed(self._reduce_scatter(out, x, purpose))
+
+    def all_gather_parts(self, out: Tensor, x: Tensor, purpose: str) -> list[Part]:
+        """Start an `all_gather` of which each part can be used as soon as it is here.
+
+        Returns:
+            The parts of `out` along the first dim, in the order in which to wait for them: this
+            rank's own, which is here, then that of the rank before it, and so on around the ring.
+        """
+        self.ledger.note(self.axis, "all_gather", purpose, out.nbytes)
+        return self._all_gather_parts(out, x, purpose)
+
+    def reduce_scatter_parts(
+        self, out: Tensor, make: Callable[[int], Tensor], purpose: str
+    ) -> Pending:
+        """Do a `reduce_scatter` of which each part travels while the next is made.
+
+        Args:
+            out: contiguous; this rank's part of the sum.
+            make: gives this rank's share of the part of a group index, contiguous and as large
+                as `out`; called once for each, for this rank's own last.
+            purpose: for the ledger.
+        """
+        self.ledger.note(self.axis, "reduce_scatter", purpose, out.nbytes * self.size)
+        return self._timed(self._reduce_scatter_parts(out, make, purpose))
 
     def all_to_all(self, out: Tensor, x: Tensor, purpose: str, rows: Rows | None = None) -> Pending:
         """Give each rank its rows of `x`, and collect in `out` what all ranks have for this one.
@@ -205,14 +237,48 @@ class Group:
         work = _all_to_all(out, x, *sizes, group=self.handle, async_op=True)
         return Pending([work], buffers=(out, x))
 
+    def _all_gather_parts(self, out: Tensor, x: Tensor, purpose: str) -> list[Part]:
+        chunks, tag = out.chunk(self.size), self._next_tag()
+        mine = chunks[self.index].copy_(x)
+        parts = [Part(self.index, mine, Pending())]
+        for distance in range(1, self.size):
+            source = (self.index - distance) % self.size
+            arriving = self._pass_on(chunks[source], mine, distance, tag)
+            parts.append(Part(source, chunks[source], self._timed(arriving)))
+        return parts
+
+    def _reduce_scatter_parts(
+        self, out: Tensor, make: Callable[[int], Tensor], purpose: str
+    ) -> Pending:
+        shares, tag = [out] * self.size, self._next_tag()
+        travelling = []
+        for distance in range(1, self.size):
+            source, to = ((self.index + i) % self.size for i in (-distance, distance))
+            shares[source] = torch.empty_like(out)
+            travelling.append(self._pass_on(shares[source], make(to), distance, tag))
+        shares[self.index] = make(self.index)
+        works = [work for pending in travelling for work in pending.works]
+        sent = tuple(x for pending in travelling for x in pending.buffers)
+        return Pending(works, lambda: _fold(out, shares), sent)
+
     def _shift(self, out: Tensor, x: Tensor, purpose: str) -> Pending:
-        """Both messages as one, since NCCL would finish the first before it starts the second."""
-        after, before = (self.ranks[(self.index + i) % self.size] for i in (1, -1))
+        return self._pass_on(out, x, 1)
+
+    def _pass_on(self, out: Tensor, x: Tensor, distance: int, tag: int = 0) -> Pending:
+        """Send to the rank at some distance around the ring, and receive from that far behind.
+
+        Both messages are one, since NCCL would finish the first before it starts the second.
+        """
+        after, before = (self.ranks[(self.index + i) % self.size] for i in (distance, -distance))
         both = [
-            dist.P2POp(dist.isend, x, after, self.handle),
-            dist.P2POp(dist.irecv, out, before, self.handle),
+            dist.P2POp(dist.isend, x, after, self.handle, tag),
+            dist.P2POp(dist.irecv, out, before, self.handle, tag),
         ]
         return Pending(dist.batch_isend_irecv(both), buffers=(out, x))
+
+    def _next_tag(self) -> int:
+        """NCCL has no tags: messages between two ranks match in order of issue."""
+        return 0
 
 
 class DirectGroup(Group):
@@ -230,8 +296,8 @@ class DirectGroup(Group):
         if self.size > 2 and x.nbytes > _ONE_HOP_BYTES:
             return super()._all_reduce(x, purpose, largest)
         flat = x.view(-1)
-        works, theirs = self._exchange([flat] * self.size, flat)
-        return Pending(works, lambda: _fold(flat, theirs, self.index, largest), (flat,))
+        works, versions = self._exchange([flat] * self.size)
+        return Pending(works, lambda: _fold(flat, versions, largest=largest), (flat,))
 
     def _all_gather(self, out: Tensor, x: Tensor, purpose: str) -> Pending:
         chunks = list(out.view(-1).chunk(self.size))
@@ -245,13 +311,8 @@ class DirectGroup(Group):
 
     def _reduce_scatter(self, out: Tensor, x: Tensor, purpose: str) -> Pending:
         chunks = list(x.view(-1).chunk(self.size))
-        works, theirs = self._exchange(chunks, chunks[self.index])
-
-        def finish() -> None:
-            out.view(-1).copy_(chunks[self.index])
-            _fold(out.view(-1), theirs, self.index, largest=False)
-
-        return Pending(works, finish, (x,))
+        works, versions = self._exchange(chunks)
+        return Pending(works, lambda: _fold(out.view(-1), versions), (x,))
 
     def _all_to_all(self, out: Tensor, x: Tensor, purpose: str, rows: Rows | None) -> Pending:
         theirs = self._split(out, rows.come if rows else None)
@@ -281,25 +342,22 @@ class DirectGroup(Group):
     def _peers(self) -> list[int]:
         return [i for i in range(self.size) if i != self.index]
 
-    def _exchange(
-        self, chunks: Sequence[Tensor], mine: Tensor
-    ) -> tuple[list[dist.Work | None], dict[int, Tensor]]:
-        """Send chunk i to rank i; receive everyone's version of `mine`."""
-        tag = self._next_tag()
-        theirs = {i: torch.empty_like(mine) for i in self._peers()}
+    def _exchange(self, chunks: Sequence[Tensor]) -> tuple[list[dist.Work | None], list[Tensor]]:
+        """Send chunk i to rank i; receive every rank's version of this rank's, in rank order."""
+        tag, mine = self._next_tag(), chunks[self.index]
+        versions = [mine if i == self.index else torch.empty_like(mine) for i in range(self.size)]
         works: list[dist.Work | None] = []
         for i in self._peers():
-            works.append(dist.irecv(theirs[i], self.ranks[i], self.handle, tag))
+            works.append(dist.irecv(versions[i], self.ranks[i], self.handle, tag))
             works.append(dist.isend(chunks[i], self.ranks[i], self.handle, tag))
-        return works, theirs
+        return works, versions
 
 
-def _fold(mine: Tensor, theirs: dict[int, Tensor], index: int, largest: bool) -> None:
-    """Combine all versions in rank order, so that every rank computes the same bits."""
-    parts = [theirs.get(i, mine) for i in range(len(theirs) + 1)]
+def _fold(out: Tensor, versions: Sequence[Tensor], *, largest: bool = False) -> None:
+    """Combine what all ranks have, in rank order, so that every rank computes the same bits."""
     if largest:
-        mine.copy_(torch.stack(parts).amax(0))
-    elif len(parts) == 2:
-        torch.add(parts[0], parts[1], out=mine)
+        out.copy_(torch.stack(list(versions)).amax(0))
+    elif len(versions) == 2:
+        torch.add(versions[0], versions[1], out=out)
     else:
-        mine.copy_(torch.stack(parts).sum(0))
+        out.copy_(torch.stack(list(versions)).sum(0))

@@ -70,6 +70,11 @@ class WeightGradients:
         for index, parameter in enumerate(parameters):
             self._owners[parameter] = owner, index
 
+    @property
+    def keeps(self) -> bool:
+        """Whether work is kept: the backward is an I."""
+        return self._kept is not None
+
     def start(self, work: Work) -> None:
         """Send off the messages of some work, unless it will be kept."""
         if self._kept is None:

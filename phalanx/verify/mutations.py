@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from phalanx.core.schedule import Action
 from phalanx.core.traffic import Axis, Collective, Transfer
-from phalanx.train.comm import DirectGroup, Ledger, Pending, Rows
+from phalanx.train.comm import DirectGroup, Ledger, Part, Pending, Rows
 from phalanx.train.executor import Executor
 from phalanx.train.model.batch import MicroBatch
 from phalanx.train.model.block import Block
@@ -116,6 +117,20 @@ class MutatedGroup(DirectGroup):
             _rotate(x, self.size)
         pending = super()._reduce_scatter(out, x, purpose)
         return _then(pending, lambda: out.mul_(2)) if fault == "doubled" else pending
+
+    def _all_gather_parts(self, out: Tensor, x: Tensor, purpose: str) -> list[Part]:
+        if not self._fault("all_gather", purpose):
+            return super()._all_gather_parts(out, x, purpose)
+        pending = self._all_gather(out, x, purpose)
+        return [Part(i, part, pending) for i, part in enumerate(out.chunk(self.size))]
+
+    def _reduce_scatter_parts(
+        self, out: Tensor, make: Callable[[int], Tensor], purpose: str
+    ) -> Pending:
+        if not self._fault("reduce_scatter", purpose):
+            return super()._reduce_scatter_parts(out, make, purpose)
+        whole = torch.cat([make(i) for i in range(self.size)])
+        return self._reduce_scatter(out, whole, purpose)
 
     def _all_to_all(self, out: Tensor, x: Tensor, purpose: str, rows: Rows | None) -> Pending:
         fault = self._fault("all_to_all", purpose)

@@ -5,18 +5,25 @@ sequence parallelism what lies between the pairs is cut along the sequence, and 
 becomes an all-gather and a reduce-scatter of the same volume (Korthikanti et al. 2022,
 arXiv:2205.05198, section 4.2.2). Its cost twin is phalanx/cost/axes/tensor.py.
 
+Parts of the sequence travel while others are multiplied: a product by columns begins with the
+part that is here, one by rows ends with the part that stays here (Wang et al. 2023, ASPLOS,
+"Overlap communication with dependent computation via decomposition"). Without sequence
+parallelism each all-reduce stays whole: a piece of it would have to come back before the next
+product can begin with it, and sp sends no more.
+
 Shapes: s sequence, b micro-batch, h hidden; s/t where a rank holds only its part.
 """
 
-from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
+from phalanx.train import comm
 from phalanx.train.autograd import apply
 from phalanx.train.comm import Group, Pending
-from phalanx.train.precision.product import Gradient, Operand, Product, Products, plain
+from phalanx.train.precision.product import Gradient, Operand, Plain, Product, Products, plain
 from phalanx.train.traced import all_gather, all_reduce, enlist, reduce_scatter
 from phalanx.train.weight_gradients import WeightGradients
 
@@ -27,6 +34,26 @@ class Linear(Protocol):
     weight: nn.Parameter
     bias: nn.Parameter | None
     product: Product
+
+
+class Part(NamedTuple):
+    """Some of the sequence; wait before touching it.
+
+    Attributes:
+        number: which part.
+        operand: its numbers.
+        arriving: messages that bring them.
+    """
+
+    number: int
+    operand: Operand
+    arriving: Sequence[Pending]
+
+    def here(self) -> Operand:
+        """Its numbers, once they have arrived."""
+        for pending in self.arriving:
+            pending.wait()
+        return self.operand
 
 
 class TensorParallel:
@@ -66,6 +93,14 @@ class TensorParallel:
         """Into how many parts the sequence is cut outside the matrix pairs."""
         return self.group.size if self.sequence else 1
 
+    @property
+    def in_parts(self) -> bool:
+        """Whether parts of the sequence are multiplied while others travel.
+
+        A compiler sees a message as one operator, which is complete when it returns.
+        """
+        return self.sequence and not torch.compiler.is_compiling()
+
     def my_sequence(self, x: Tensor) -> Tensor:
         """This rank's part of `x` along its first dim, the sequence."""
         return x.chunk(self.sequence_parts)[self.group.index] if self.sequence else x
@@ -98,8 +133,12 @@ class TensorParallel:
         Returns:
             [s/t, b, h] under sequence parallelism, else [s, b, h].
         """
-        y = self.sum(cast(Tensor, apply(_Rows, self.gradients, layer.product, x, layer.weight)))
-        return y if layer.bias is None else y + layer.bias
+        if self.in_parts:
+            product = _ProductInParts(self, layer.product)
+            y = apply(_SummedParts, product, apply(_RowsInParts, product, x, layer.weight))
+        else:
+            y = self.sum(apply(_Rows, self.gradients, layer.product, x, layer.weight))
+        return cast(Tensor, y if layer.bias is None else y + layer.bias)
 
     def whole(self, x: Tensor) -> Tensor:
         """Put the parts of the sequence together for what this rank alone computes from them.
@@ -137,6 +176,31 @@ class TensorParallel:
         scale, scales_arriving = self.gather_sequence(x.scale, f"{purpose} scales")
         return Operand(data, scale), [arriving, scales_arriving]
 
+    def gather_parts(self, x: Operand, purpose: str) -> tuple[Operand, Sequence[Part]]:
+        """Start to put the parts of a tensor together, each to be used as soon as it is here.
+
+        Returns:
+            Room for the whole, and its parts in the order in which to use them; one part if the
+            sequence is not cut, or only as a whole to be had.
+        """
+        if not self.in_parts:
+            whole, arriving = self.gather_operand(x, purpose)
+            return whole, [Part(0, whole, arriving)]
+        data, parts = self._gather_parts(x.data, purpose)
+        if x.scale is None or x.scale.dim() == 0:
+            return Operand(data, x.scale), [
+                Part(i, Operand(y, x.scale), [arriving]) for i, y, arriving in parts
+            ]
+        scale, scales = self._gather_parts(x.scale, f"{purpose} scales")
+        return Operand(data, scale), [
+            Part(i, Operand(y, z), [first, second])
+            for (i, y, first), (_, z, second) in zip(parts, scales, strict=True)
+        ]
+
+    def _gather_parts(self, x: Tensor, purpose: str) -> tuple[Tensor, list[comm.Part]]:
+        whole = x.new_empty((x.shape[0] * self.group.size, *x.shape[1:]))
+        return whole, self.group.all_gather_parts(whole, x.contiguous(), purpose)
+
     def reduce_sequence(self, x: Tensor, purpose: str) -> tuple[Tensor, Pending]:
         """Start to add up [s, b, h] over ranks, keeping [s/t, b, h]; or all of it without sp."""
         if torch.compiler.is_compiling():
@@ -156,11 +220,19 @@ class TensorParallel:
         return cast(Tensor, reduce_scatter(x, group.name, group.size, purpose))
 
 
+def _part(x: Operand, index: int, parts: int) -> Operand:
+    """One of as many equal parts of an operand along its first dim, the sequence."""
+    if x.scale is None or x.scale.dim() == 0:
+        return Operand(x.data.chunk(parts)[index], x.scale)
+    return Operand(x.data.chunk(parts)[index], x.scale.chunk(parts)[index])
+
+
 class _Columns(torch.autograd.Function):
-    """Gather, then multiply; backward gathers again rather than keep the whole sequence.
+    """Gather and multiply; backward gathers again rather than keep the whole sequence.
 
     Both messages of a whole backward travel behind a product: the input is gathered while the
-    input gradient is computed, and that is reduced while the weight gradients are computed.
+    input gradient is computed, and that is reduced while the weight gradients are computed. In
+    an I, which leaves those to W, the input gradient is reduced part by part as it is computed.
     """
 
     @staticmethod
@@ -168,14 +240,20 @@ class _Columns(torch.autograd.Function):
         ctx: Any, tp: TensorParallel, products: list[Product], x: Tensor, *weights: Tensor
     ) -> tuple[Tensor, ...]:
         mine = products[0].input(x)
-        whole, arriving = tp.gather_operand(mine, "tp input")
-        operands = [product.weight(w) for product, w in zip(products, weights, strict=True)]
-        for pending in arriving:
-            pending.wait()
-        ctx.tp, ctx.products, ctx.scales = tp, products, [w.scale for w in operands]
+        whole, parts = tp.gather_parts(mine, "tp input")
+        matrices = [product.weight(w) for product, w in zip(products, weights, strict=True)]
+        ctx.tp, ctx.products, ctx.scales = tp, products, [w.scale for w in matrices]
         ctx.parameters = weights
         ctx.save_for_backward(*mine, *weights)
-        return tuple(p.forward(whole, w) for p, w in zip(products, operands, strict=True))
+
+        def multiply(x: Operand) -> tuple[Tensor, ...]:
+            return tuple(p.forward(x, w) for p, w in zip(products, matrices, strict=True))
+
+        if len(parts) == 1:
+            return multiply(parts[0].here())
+        outputs = tuple(w.new_empty((*whole.data.shape[:-1], len(w))) for w in weights)
+        _fill(outputs, parts, multiply)
+        return outputs
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -187,8 +265,18 @@ class _Columns(torch.autograd.Function):
         matrices = [
             p.weight(w, scale) for p, w, scale in zip(products, weights, ctx.scales, strict=True)
         ]
-        dx_partial = _sum_of_products(products, rows, matrices).view(*grads[0].shape[:-1], -1)
-        dx, reduced = tp.reduce_sequence(dx_partial, "tp input gradient")
+        shape = (*grads[0].shape[:-1], -1)
+        if tp.in_parts and tp.gradients.keeps:
+            dx = torch.empty_like(data, dtype=grads[0].dtype)
+
+            def share(part: int) -> Tensor:
+                mine = [_part(g.for_input, part, tp.group.size) for g in rows]
+                return _sum_of_products(products, mine, matrices).view(dx.shape)
+
+            reduced = tp.group.reduce_scatter_parts(dx, share, "tp input gradient")
+        else:
+            whole = _sum_of_products(products, [g.for_input for g in rows], matrices)
+            dx, reduced = tp.reduce_sequence(whole.view(shape), "tp input gradient")
         dws = tp.gradients.finish(work)
         reduced.wait()
         return None, None, dx, *dws
@@ -222,13 +310,25 @@ class _ColumnsWork:
         )
 
 
+def _fill(
+    outputs: Sequence[Tensor],
+    parts: Sequence[Part],
+    compute: Callable[[Operand], Sequence[Tensor]],
+) -> None:
+    """Fill outputs, cut like the parts along their first dim, with what each part gives."""
+    for part in parts:
+        for output, found in zip(outputs, compute(part.here()), strict=True):
+            room = output.chunk(len(parts))[part.number]
+            room.copy_(found.view_as(room))
+
+
 def _sum_of_products(
-    products: Sequence[Product], rows: Sequence[Gradient], matrices: Sequence[Operand]
+    products: Sequence[Product], rows: Sequence[Operand], matrices: Sequence[Operand]
 ) -> Tensor:
     first, *others = zip(products, rows, matrices, strict=True)
-    total = first[0].input_gradient(first[1].for_input, first[2])
+    total = first[0].input_gradient(*first[1:])
     for product, g, w in others:
-        total += product.input_gradient(g.for_input, w)
+        total += product.input_gradient(g, w)
     return total
 
 
@@ -253,6 +353,79 @@ class _Rows(torch.autograd.Function):
         dx = product.input_gradient(g.for_input, product.weight(weight, ctx.scale))
         work = _RowsWork(ctx.parameter, product, Operand(data, scale), g.for_weight)
         return None, None, dx.view(data.shape), *ctx.gradients.finish(work)
+
+
+class _ProductInParts:
+    """What `_RowsInParts` has prepared and `_SummedParts` multiplies."""
+
+    def __init__(self, tp: TensorParallel, product: Product) -> None:
+        self.tp, self.product = tp, product
+        self.x: Operand | None = None
+        self.matrix: Operand | None = None
+
+    def prepare(self, x: Operand, matrix: Operand) -> None:
+        self.x, self.matrix = x, matrix
+
+    def share(self, part: int) -> Tensor:
+        """This rank's share in one part of the sum: [s/t, b, h]."""
+        if self.x is None or self.matrix is None:
+            raise ValueError("there is nothing to multiply yet")
+        return self.product.forward(_part(self.x, part, self.tp.group.size), self.matrix)
+
+
+class _RowsInParts(torch.autograd.Function):
+    """A product by rows and its sum, as far as backward has to do with them.
+
+    Gives room for the sum, which `_SummedParts` fills: recomputation, which stops when backward
+    has what it needs, gets as far as this, and sends nothing.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, todo: _ProductInParts, x: Tensor, weight: Tensor) -> Tensor:
+        tp, product = todo.tp, todo.product
+        mine, matrix = product.input(x), product.weight(weight)
+        todo.prepare(mine, matrix)
+        ctx.tp, ctx.product = tp, product
+        ctx.parameter, ctx.scale = weight, matrix.scale
+        ctx.save_for_backward(*mine, weight)
+        return weight.new_empty((len(x) // tp.group.size, *x.shape[1:-1], len(weight)))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        tp, product = cast(TensorParallel, ctx.tp), cast(Product, ctx.product)
+        data, scale, weight = ctx.saved_tensors
+        whole, parts = tp.gather_parts(Operand(grads[0]), "tp output gradient")
+        matrix = product.weight(weight, ctx.scale)
+        if isinstance(product, Plain):
+            dx = grads[0].new_empty(data.shape)
+            _fill([dx], parts, lambda g: [product.input_gradient(_flat(g), matrix)])
+            g = product.gradient(whole.data.flatten(0, -2))
+        else:  # a gradient is seen as a whole before it is cut into few bits
+            for part in parts:
+                part.here()
+            g = product.gradient(whole.data.flatten(0, -2))
+            dx = product.input_gradient(g.for_input, matrix).view(data.shape)
+        work = _RowsWork(ctx.parameter, product, Operand(data, scale), g.for_weight)
+        return None, dx, *tp.gradients.finish(work)
+
+
+def _flat(x: Operand) -> Operand:
+    """The same rows as a matrix."""
+    return Operand(x.data.flatten(0, -2), x.scale)
+
+
+class _SummedParts(torch.autograd.Function):
+    """Multiplies what `_RowsInParts` has prepared, and adds up; its backward is that one's."""
+
+    @staticmethod
+    def forward(ctx: Any, todo: _ProductInParts, room: Tensor) -> Tensor:
+        ctx.mark_dirty(room)
+        todo.tp.group.reduce_scatter_parts(room, todo.share, "tp output").wait()
+        return room
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
+        return None, grads[0]
 
 
 class _RowsWork:
