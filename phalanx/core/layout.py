@@ -4,7 +4,6 @@ A layout prints and parses as one line: `dp=2 pp=2 tp=2 zero=3 schedule=interlea
 Ranks are numbered with tp fastest, then cp, pp, and dp outermost.
 """
 
-import re
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -22,12 +21,13 @@ SCHEDULES = (
     "dualpipev",
     "pipedream",
 )
+FOLDED = ("zb-v", "dualpipev")  # their two chunks per rank form a V
 RECOMPUTE = ("none", "selective", "full")
-# Or full:k, which keeps the input of every k-th block only (Chen et al. 2016, arXiv:1604.06174).
 # Or some parts of a block, joined by +: selective is core; operators is every cheap operator and
 # every second product, as selective checkpointing per operator does it.
 RECOMPUTE_PARTS = ("core", "norms", "mlp", "activation", "latent", "experts", "operators")
 PRECISIONS = ("auto", "fp32", "bf16", "fp64", "fp16", "fp8")
+CONTEXTS = ("ring", "gather", "ulysses")
 
 
 class Coordinates(NamedTuple):
@@ -47,18 +47,18 @@ class Layout:
         dp, pp, tp, cp, ep: degrees; ep borrows ranks from dp x cp and is not a factor.
         zero: what data-parallel ranks shard: 0 nothing, 1 optimizer, 2 gradients, 3 weights.
         shard: how many dp ranks share one sharded copy (HSDP); 0 means all of dp.
-        v: chunks of layers per pipeline rank.
+        v: chunks of layers per pipeline rank; 0 means as few as the schedule can have.
         schedule: the order of micro-batches over the pipeline.
         mb: sequences per micro-batch.
         stages: layers of each of the p v stages; empty means as even as possible. The first and
             the last may hold none, only the embedding or the head.
-        recompute: which activations are computed again in backward; a mode, full:k for segments
-            of k blocks, or parts as in mlp+norms.
-        logits: tokens whose logits are alive at once, in the loss; 0 means all, from forward to
-            backward.
+        recompute: which activations are computed again in backward; a mode, or parts as in
+            mlp+norms.
         precision: of the matrix products; "auto" is bf16 on GPU and fp32 on CPU.
         sp: split the regions that tp leaves whole along the sequence; None means where tp > 1.
         compile: have torch.compile fuse the operations of each block.
+        context: how queries meet the keys of other cp ranks: keys and values travel around a
+            ring, are gathered, or ranks trade tokens for heads (ulysses).
     """
 
     dp: int = 1
@@ -68,29 +68,28 @@ class Layout:
     ep: int = 1
     zero: int = 1
     shard: int = 0
-    v: int = 1
+    v: int = 0
     schedule: str = "1f1b"
     mb: int = 1
     stages: tuple[int, ...] = ()
     recompute: str = "none"
-    logits: int = 0
     precision: str = "auto"
     sp: bool | None = None
     compile: bool = False
+    context: str = "ring"
 
     def __post_init__(self) -> None:
         """Resolve defaults and reject values that no model could make right."""
+        object.__setattr__(self, "v", self.v or (2 if self.schedule in FOLDED else 1))
         for key in ("dp", "pp", "tp", "cp", "ep", "v", "mb"):
             if getattr(self, key) < 1:
                 raise UsageError(f"{key}={getattr(self, key)}; a degree is at least 1")
         _one_of("zero", self.zero, (0, 1, 2, 3))
         _one_of("schedule", self.schedule, SCHEDULES)
-        if self.logits < 0:
-            raise UsageError(f"logits={self.logits}; it is a number of tokens, or 0 for all")
-        if not set(self.recompute.split("+")) <= set(RECOMPUTE_PARTS) and not self.segment:
-            modes = (*RECOMPUTE, "full:2", "full:3", "...", *RECOMPUTE_PARTS)
-            _one_of("recompute", self.recompute, modes)
+        if not set(self.recompute.split("+")) <= set(RECOMPUTE_PARTS):
+            _one_of("recompute", self.recompute, (*RECOMPUTE, *RECOMPUTE_PARTS))
         _one_of("precision", self.precision, PRECISIONS)
+        _one_of("context", self.context, CONTEXTS)
         object.__setattr__(self, "shard", self.shard or self.dp)
         object.__setattr__(self, "sp", self.tp > 1 and self.sp is not False)
         if self.shard < 1 or self.dp % self.shard:
@@ -117,21 +116,22 @@ class Layout:
     @property
     def zero_stage(self) -> int:
         """What is really sharded: `zero`, or 0 where no two ranks share a copy."""
-        return self.zero if self.shard > 1 else 0
+        return self.zero if self.sharers > 1 else 0
 
     @property
-    def segment(self) -> int:
-        """Blocks that are recomputed together, from the input of the first; 0 recomputes none."""
-        mode, colon, size = self.recompute.partition(":")
-        if mode != "full" or (colon and not re.fullmatch("[1-9][0-9]*", size)):
-            return 0
-        return int(size or 1)
+    def sharers(self) -> int:
+        """Ranks that share one sharded copy: cp ranks hold the same weights as well."""
+        return self.shard * self.cp
 
     @property
-    def recomputed_parts(self) -> frozenset[str]:
-        """What of each block is recomputed, of `RECOMPUTE_PARTS`; none where whole blocks are."""
-        parts = self.recompute.replace("selective", "core").split("+")
-        return frozenset(parts) & frozenset(RECOMPUTE_PARTS)
+    def sequence_parts(self) -> int:
+        """Into how many parts activations are cut along the sequence."""
+        return self.cp * (self.tp if self.sp else 1)
+
+    def padded_seq(self, seq: int) -> int:
+        """The length that ranks compute with: whole parts, and two chunks on each cp rank."""
+        unit = self.sequence_parts * (2 if self.cp > 1 else 1)
+        return -(-seq // unit) * unit
 
     def coordinates(self, rank: int) -> Coordinates:
         """Where `rank` stands; the inverse of `rank_at`."""
@@ -206,11 +206,12 @@ class Layout:
 
     def __str__(self) -> str:
         """One line that `parse` reads back: the degrees, and what differs from the defaults."""
-        default = Layout(dp=self.dp, pp=self.pp, tp=self.tp)
+        plain = Layout(dp=self.dp, pp=self.pp, tp=self.tp)
+        default = {**vars(plain), "v": Layout(schedule=self.schedule).v}
         return " ".join(
             f"{key}={_show(value)}"
             for key, value in self.settings().items()
-            if key in ("dp", "pp", "tp") or value != getattr(default, key)
+            if key in ("dp", "pp", "tp") or value != default[key]
         )
 
     @classmethod
@@ -271,7 +272,7 @@ def _one_of(key: str, value: object, allowed: tuple[object, ...]) -> None:
 
 
 def _read(key: str, value: object) -> object:
-    if key in ("schedule", "recompute", "precision"):
+    if key in ("schedule", "recompute", "precision", "context"):
         return str(value).lower()
     if key in ("sp", "compile"):
         return _switch(key, value)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
+from phalanx.schedules.placement import placement
 
 
 class Held(NamedTuple):
@@ -62,8 +63,11 @@ def embedding_held(shape: ModelShape, layout: Layout) -> Held:
 
 
 def head_held(shape: ModelShape, layout: Layout) -> Held:
-    """Parameters of the final norm and the projection; a tied one is a copy where pp > 1."""
-    tied_here = shape.tied and layout.pp == 1
+    """Parameters of the final norm and the projection; a tied one is a copy if the ends are apart.
+
+    Where one rank holds both ends, it is the table of tokens itself.
+    """
+    tied_here = shape.tied and placement(layout).ends_together
     return Held(shape.norm_params() + (0 if tied_here else _table(shape, layout)))
 
 
@@ -74,13 +78,7 @@ def stages_of_rank(layout: Layout, pp_rank: int) -> tuple[int, ...]:
     zb-v, dualpipev      r on the way down, 2 p - 1 - r on the way up
     dualpipe             r, and p - 1 - r of the second copy of the model
     """
-    match layout.schedule:
-        case "zb-v" | "dualpipev":
-            return pp_rank, layout.num_stages - 1 - pp_rank
-        case "dualpipe":
-            return pp_rank, layout.pp - 1 - pp_rank
-        case _:
-            return tuple(range(pp_rank, layout.num_stages, layout.pp))
+    return placement(layout).slices_of(pp_rank)
 
 
 def rank_held(shape: ModelShape, layout: Layout, pp_rank: int) -> Held:

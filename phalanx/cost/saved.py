@@ -21,22 +21,6 @@ Part = Literal["input", "block", "core"]
 
 FP32 = 4
 
-# What is let go where a part of a block is recomputed, by the first words of its names; see
-# `core.layout.RECOMPUTE_PARTS` and phalanx/train/saved.py.
-KEPT_BY = {
-    "core": ("softmax", "dropped softmax"),
-    "norms": ("attention input", "mlp input"),
-    "mlp": ("mlp: ", "shared experts: "),
-    "activation": (
-        "mlp: after activation",
-        "experts: after activation",
-        "shared experts: after activation",
-    ),
-    "latent": ("query", "key", "value"),
-    "experts": ("dispatched tokens", "experts: ", "expert results"),
-    "operators": ("attention input", "mlp input", "mlp: after activation", "keys", "mlp: first"),
-}
-
 
 class Saved(NamedTuple):
     """One kind of tensor that backward will read.
@@ -45,7 +29,8 @@ class Saved(NamedTuple):
         name: what it is.
         bytes: per token of the micro-batch, before any cut.
         cut: over tp; over tp only where sequence parallelism cuts the sequence; or not at all.
-        part: "input" outlives full recomputation, "core" is the attention core, "block" the rest.
+        part: "input" outlives full recomputation, "core" is the attention core, which selective
+            recomputation drops, "block" is the rest.
     """
 
     name: str
@@ -66,7 +51,6 @@ class Stack:
         mask_bytes: of one element of a dropout mask; 0 drops nothing.
         gradient_bytes: of an accumulated gradient.
         moment_bytes: of the two moments of Adam together; 0 means as the precision has them.
-        parts_as_ledger: parts of blocks are recomputed as `kept` says, which is how we do it.
         reduced_apart: under ZeRO-1 a rank's part of the reduced gradient has memory of its own.
         logit_kept: bytes that each logit keeps from forward to backward.
         logit_peak: bytes that each logit holds at the worst moment of the loss, where the
@@ -84,7 +68,6 @@ class Stack:
     mask_bytes: float = 0.0
     gradient_bytes: float = 4.0
     moment_bytes: float = 0.0
-    parts_as_ledger: bool = False
     reduced_apart: bool = False
     logit_kept: float = 4.0
     logit_peak: float = 10.0
@@ -93,14 +76,7 @@ class Stack:
     fragmentation: float = 0.03
 
 
-OURS = Stack(
-    name="phalanx",
-    angles=True,
-    parts_as_ledger=True,
-    reduced_apart=True,
-    logit_peak=6.0,
-    logit_peak_whole=6.0,
-)
+OURS = Stack(name="phalanx", angles=True, reduced_apart=True, logit_peak=6.0, logit_peak_whole=6.0)
 EAGER = Stack(name="plain PyTorch", angles=True, reduced_apart=True)
 MEGATRON = Stack(name="Megatron-LM", logit_peak_whole=10.0)
 PAPER = Stack(
@@ -148,20 +124,15 @@ def head_saved(shape: ModelShape, element: int, stack: Stack) -> tuple[Saved, ..
 
 
 def kept(saved: Iterable[Saved], recompute: str) -> tuple[Saved, ...]:
-    """What is left of it under a recompute mode, or where parts of blocks are recomputed.
+    """What is left of it under a recompute mode.
 
     Raises:
-        UsageError: a mode or part that does not exist.
+        UsageError: a mode that does not exist.
     """
-    mode = recompute.partition(":")[0]
-    if mode in ("none", "full"):
-        return tuple(item for item in saved if mode == "none" or item.part == "input")
-    parts = mode.replace("selective", "core").split("+")
-    if not set(parts) <= set(KEPT_BY):
-        modes = f"none, selective, full, {', '.join(KEPT_BY)}"
-        raise UsageError(f"recompute={recompute}; it can be {modes}")
-    names = tuple(name for part in parts for name in KEPT_BY[part])
-    return tuple(item for item in saved if not item.name.startswith(names))
+    dropped = {"none": (), "selective": ("core",), "full": ("core", "block")}
+    if recompute not in dropped:
+        raise UsageError(f"recompute={recompute}; it can be {', '.join(dropped)}")
+    return tuple(item for item in saved if item.part not in dropped[recompute])
 
 
 def bytes_per_token(saved: Iterable[Saved], layout: Layout) -> float:
@@ -203,8 +174,7 @@ def _attention(shape: ModelShape, seq: int, element: int, stack: Stack) -> Itera
         if stack.statistics:
             yield Saved("query and key norm statistics", (a + g) * FP32, "tp")
     yield Saved("query", a * d * element, "tp")
-    yield Saved("keys", g * d * element, "tp")
-    yield Saved("values", g * d * element, "tp")
+    yield Saved("key and value", 2 * g * d * element, "tp")
     yield from _core(shape, seq, element, stack)
     yield Saved("attention result", a * d * element, "tp")
 
@@ -260,7 +230,6 @@ def _experts(shape: ModelShape, element: int) -> Iterator[Saved]:
 
 def _width(name: str, f: int, shape: ModelShape, element: int, cut: Cut) -> Iterator[Saved]:
     """Inputs of the activation function, and its result, which the next product reads."""
-    if shape.activation == "swiglu":
-        yield Saved(f"{name}: second before activation", f * element, cut)
-    yield Saved(f"{name}: first before activation", f * element, cut)
+    inputs = 2 if shape.activation == "swiglu" else 1
+    yield Saved(f"{name}: before activation", inputs * f * element, cut)
     yield Saved(f"{name}: after activation", f * element, cut)

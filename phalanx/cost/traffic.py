@@ -3,9 +3,9 @@
 from phalanx.core.layout import Coordinates
 from phalanx.core.run import Run
 from phalanx.core.traffic import Transfer
-from phalanx.cost.axes import data, expert, pipeline, tensor
+from phalanx.cost.axes import context, data, expert, pipeline, tensor
 
-AXES = (data, tensor, pipeline, expert)
+AXES = (data, tensor, context, pipeline, expert)
 
 
 def refuse_impossible(run: Run) -> None:

@@ -10,6 +10,7 @@ from phalanx.core.errors import UsageError
 from phalanx.core.layout import Coordinates, Layout, share
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Run
+from phalanx.schedules.placement import placement
 
 _BYTES = {"fp64": (8, 8), "fp32": (4, 4), "bf16": (2, 4), "fp16": (2, 4)}
 
@@ -24,7 +25,7 @@ class UnitSize(NamedTuple):
             the sum, because the rank applies them to a part of the sequence, or of the heads.
         uses: how often a forward pass gathers it.
         backward: how often a backward pass gathers it.
-        tied: it lives on both ends of the pipeline.
+        tied: it lives on both ends of the pipeline, which are on different ranks.
         spread: it is of experts: only ranks with the same place along ep hold the same of it.
     """
 
@@ -41,6 +42,14 @@ class UnitSize(NamedTuple):
         return -(-self.params // parts) * parts
 
 
+def kept_elements(unit: UnitSize, layout: Layout) -> int:
+    """Elements of a unit whose reduced gradient one rank keeps, with padding."""
+    ep = layout.ep if unit.spread else 1
+    if not layout.zero_stage:
+        return unit.padded(layout.dp * layout.cp // ep)
+    return unit.padded(layout.sharers // ep) // (layout.sharers // ep)
+
+
 def bytes_per_element(layout: Layout) -> tuple[int, int]:
     """Bytes of an element in matrix products, and where gradients are accumulated and reduced.
 
@@ -53,53 +62,44 @@ def bytes_per_element(layout: Layout) -> tuple[int, int]:
 
 
 def stages_at(run: Run, at: Coordinates) -> Iterator[tuple[int, range]]:
-    """The stages that a rank holds, each with its layers."""
-    layout = run.layout
-    layers = layout.layers_of_stages(run.model.layers)
-    for stage in range(at.pp, layout.num_stages, layout.pp):
-        first = sum(layers[:stage])
-        yield stage, range(first, first + layers[stage])
+    """The stages that a rank holds, by their place in the schedule, each with its layers."""
+    layers = run.layout.layers_of_stages(run.model.layers)
+    where = placement(run.layout)
+    for stage in where.stages_of(at.pp):
+        place = stage % where.depth
+        first = sum(layers[:place])
+        yield stage, range(first, first + layers[place])
+
+
+def passes(run: Run) -> int:
+    """Micro-batches that go through one stage in a step: m, or its share of them in each copy."""
+    return run.micro_batches // placement(run.layout).copies
 
 
 def units_at(run: Run, at: Coordinates) -> list[UnitSize]:
-    """The units that the rank at `at` holds, in the order in which forward uses them."""
+    """The units that the rank at `at` holds, those of one stage together."""
     return [unit for _, layers in stages_at(run, at) for unit in _units_of_stage(run, at, layers)]
 
 
 def _units_of_stage(run: Run, at: Coordinates, layers: range) -> Iterator[UnitSize]:
     shape, layout = run.model, run.layout
     first, last = layers.start == 0, layers.stop == shape.layers
-    apart = shape.tied and layout.pp > 1
+    together = placement(layout).ends_together
+    apart = shape.tied and not together
     table = share(shape.vocab, layout.tp, at.tp)[1] * shape.hidden
     if first:
-        uses = 2 if shape.tied and last else 1
-        backward = 0 if layout.logits else uses - 1
-        yield UnitSize("embedding", table, 0, uses, backward, tied=apart)
+        uses = 2 if shape.tied and together else 1
+        yield UnitSize("embedding", table, 0, uses, uses - 1, tied=apart)
     if first and shape.positions == "learned":
         size = shape.max_positions * shape.hidden
         yield UnitSize("positions", size, size if layout.sp else 0, 1, 0)
     for layer in layers:
-        for unit in _units_of_block(shape, layout, at.tp, layer):
-            yield unit._replace(backward=_backward_gathers(layout, layers, layer))
+        yield from _units_of_block(shape, layout, at.tp, layer)
     if last:
         norm = shape.norm_params()
         yield UnitSize("norm", norm, norm if layout.sp else 0)
     if last and (apart or not shape.tied):
-        name = "embedding" if shape.tied else "head"
-        yield UnitSize(name, table, 0, backward=0 if layout.logits else 1, tied=apart)
-
-
-def segment_ends(layout: Layout, layers: range) -> list[int]:
-    """The last block of each segment of a stage that is recomputed together."""
-    return [min(i + layout.segment, layers.stop) - 1 for i in layers[:: layout.segment]]
-
-
-def _backward_gathers(layout: Layout, layers: range, layer: int) -> int:
-    """How often backward gathers a block: twice before the last two of a recomputed segment."""
-    if not layout.segment:
-        return 1
-    ends = segment_ends(layout, layers)
-    return 1 if layer in ends or layer + 1 in ends else 2
+        yield UnitSize("embedding" if shape.tied else "head", table, 0, tied=apart)
 
 
 def _units_of_block(shape: ModelShape, layout: Layout, tp: int, layer: int) -> Iterator[UnitSize]:
@@ -161,7 +161,7 @@ def _mlp(shape: ModelShape, f: int) -> _Part:
     return _Part(cut, shape.hidden if shape.bias else 0)
 
 
-def padded_seq(run: Run) -> int:
-    """The sequence length that ranks compute with: a multiple of the parts that sp cuts it into."""
-    parts = run.layout.tp if run.layout.sp else 1
-    return -(-run.recipe.seq // parts) * parts
+def tokens_at(run: Run) -> int:
+    """Tokens of one micro-batch on one cp rank, padding included."""
+    layout = run.layout
+    return layout.padded_seq(run.recipe.seq) // layout.cp * layout.mb

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from phalanx.core.errors import RefusedError, UsageError, unknown
+from phalanx.core.layout import Layout
 from phalanx.core.schedule import Schedule
 from phalanx.schedules.check_lowered import check_lowered
 from phalanx.schedules.dualpipe import dualpipe, dualpipev
@@ -12,6 +13,7 @@ from phalanx.schedules.interleaved import interleaved
 from phalanx.schedules.lower import add_reductions, add_transfers
 from phalanx.schedules.one_f_one_b import one_f_one_b
 from phalanx.schedules.pipedream import pipedream
+from phalanx.schedules.placement import Placement, looped
 from phalanx.schedules.zero_bubble import zb_h1, zb_h2, zb_v
 
 # The schedules of a fixed number of stages per rank; `interleaved` is the one that leaves it open.
@@ -66,35 +68,30 @@ def forward_only(p: int, m: int, v: int = 1) -> Schedule:
         UsageError: a size is below 1.
     """
     _require_positive(p, m, v)
-    return forward_rows(p, m, v)
+    return forward_rows(looped(p, v), m)
 
 
-def lowered(name: str, p: int, m: int, v: int, reduce_every: bool) -> Schedule:
-    """Build what the trainer obeys: the schedule `name` with messages and reductions, checked.
+def lowered(layout: Layout, m: int, reduce_every: bool) -> Schedule:
+    """Build what the trainer obeys: the layout's schedule with messages and reductions, checked.
 
     Args:
-        name: of the schedule.
-        p: pipeline ranks.
+        layout: names the schedule, the ranks and the chunks.
         m: micro-batches per step.
-        v: chunks per rank.
         reduce_every: reduce gradients in every backward, not only in the last of each stage.
 
     Raises:
-        UsageError: nobody knows the name, or a size is below 1.
         RefusedError: the schedule cannot be had in these sizes.
     """
-    schedule = add_reductions(add_transfers(build(name, p, m, v)), every=reduce_every)
+    chunks = 2 if layout.schedule in TWO_STAGES else layout.v
+    built = build(layout.schedule, layout.pp, m, chunks)
+    schedule = add_reductions(add_transfers(built), every=reduce_every)
     check_lowered(schedule)
     return schedule
 
 
-def lowered_forward_only(p: int, m: int, v: int) -> Schedule:
-    """Build what an evaluation obeys: forwards with their messages, checked.
-
-    Raises:
-        UsageError: a size is below 1.
-    """
-    schedule = add_transfers(forward_only(p, m, v))
+def lowered_forward_only(where: Placement, m: int) -> Schedule:
+    """Build what an evaluation obeys: forwards with their messages, checked."""
+    schedule = add_transfers(forward_rows(where, m))
     check_lowered(schedule, trains=False)
     return schedule
 

@@ -1,25 +1,31 @@
 """Forward only: the rows of an evaluation, which has no backwards.
 
-Symbols: p pipeline ranks, m micro-batches, v chunks per rank; stage s lives on rank s mod p.
+Symbols: p pipeline ranks, m micro-batches, v chunks per rank.
 """
 
 from collections.abc import Iterator
 
 from phalanx.core.schedule import Action, Kind, Schedule
+from phalanx.schedules.placement import Placement
 
 
-def forward_only(p: int, m: int, v: int) -> Schedule:
-    """Order the forwards of `m` micro-batches over `p` ranks with `v` chunks each.
+def forward_only(where: Placement, m: int) -> Schedule:
+    """Order the forwards of `m` micro-batches over the stages of one copy of the model.
 
-    Any p, m and v will do. Micro-batches go p at a time through all chunks, so the bubble is
-    (p - 1) / (v m) where p divides m.
+    Any placement and m will do. Micro-batches go p at a time through all chunks, so the bubble is
+    (p - 1) / (v m) where p divides m and stage s lives on rank s mod p.
     """
-    rows = tuple(tuple(_row(rank, p, m, v)) for rank in range(p))
-    return Schedule("forward-only", p, m, v, rows, ranks=tuple(s % p for s in range(p * v)))
+    ranks = where.ranks[: where.depth]
+    p = max(ranks) + 1
+    rows = tuple(
+        tuple(_row([s for s, holder in enumerate(ranks) if holder == rank], p, m))
+        for rank in range(p)
+    )
+    return Schedule("forward-only", p, m, len(ranks) // p, rows, ranks)
 
 
-def _row(rank: int, p: int, m: int, v: int) -> Iterator[Action]:
+def _row(stages: list[int], p: int, m: int) -> Iterator[Action]:
     for first in range(0, m, p):
-        for chunk in range(v):
+        for stage in stages:
             for i in range(first, min(first + p, m)):
-                yield Action(chunk * p + rank, Kind.FORWARD, i)
+                yield Action(stage, Kind.FORWARD, i)

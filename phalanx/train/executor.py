@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from phalanx.core.schedule import Action, Kind
+from phalanx.schedules.messages import other_end
 from phalanx.train.model.batch import MicroBatch
 from phalanx.train.model.stage import Stage
 from phalanx.train.recorder import Recorder
@@ -26,7 +27,7 @@ class Executor:
     def __init__(self, stages: Mapping[int, Stage], wire: Wire, recorder: Recorder) -> None:
         self.stages, self.wire, self.recorder = stages, wire, recorder
         self.row = wire.schedule.rows[wire.group.index]
-        self._last = wire.schedule.num_stages - 1
+        self._depth = wire.schedule.depth
         self._inputs: dict[tuple[int, int], Tensor] = {}
         self._outputs: dict[tuple[int, int], GradientEdge] = {}
         self._kept: dict[tuple[int, int], Kept] = {}
@@ -40,8 +41,8 @@ class Executor:
             scale: gradient of the update's loss by the summed loss: 1 / valid tokens.
 
         Returns:
-            The summed loss of all micro-batches if this rank holds the last stage, else 0; a
-            float64 scalar.
+            The summed loss of all micro-batches whose last stage this rank holds; a float64
+            scalar.
         """
         total = torch.zeros((), dtype=torch.float64, device=self.wire.form.device)
         for action in self.row:
@@ -90,14 +91,14 @@ class Executor:
 
     def _forward(self, action: Action, batch: MicroBatch, *, logits: bool = False) -> Tensor | None:
         stage, i = action.stage, action.microbatch
-        x = None if stage == 0 else self._take(Action(stage, Kind.RECV_FORWARD, i))
+        x = None if self._first(stage) else self._take(Action(stage, Kind.RECV_FORWARD, i))
         with self.recorder.span(str(action), "compute"):
             if x is not None and torch.is_grad_enabled():
                 self._inputs[stage, i] = x.requires_grad_()
             y = self.stages[stage].forward(x, batch, logits=logits)
         if torch.is_grad_enabled():
             self._outputs[stage, i] = get_gradient_edge(y)
-        if stage == self._last:
+        if self._last(stage):
             return y.detach()
         self._ready[Action(stage, Kind.SEND_FORWARD, i)] = y.detach()
         return None
@@ -106,14 +107,14 @@ class Executor:
         """Go back through a stage; the gradients of its weights are left to W if `kept` is one."""
         stage, i = action.stage, action.microbatch
         edge = self._outputs.pop((stage, i))
-        last = stage == self._last
+        last = self._last(stage)
         grad = scale if last else self._take(Action(stage, Kind.RECV_BACKWARD, i))
         reducer = self.stages[stage].reducer
         with self.recorder.span(str(action), "compute"):
             reducer.begin_backward(kept)
             torch.autograd.backward([edge], [grad])
             reducer.end_backward()
-        if stage > 0:
+        if not self._first(stage):
             x = self._inputs.pop((stage, i))
             if x.grad is None:
                 raise RuntimeError(f"backward of stage {stage} left no gradient of its input")
@@ -127,6 +128,18 @@ class Executor:
             stage.gradients.do(kept)
             stage.reducer.end_backward()
 
+    def _first(self, stage: int) -> bool:
+        """Whether the stage starts a copy of the model."""
+        return stage % self._depth == 0
+
+    def _last(self, stage: int) -> bool:
+        """Whether the stage ends a copy of the model."""
+        return (stage + 1) % self._depth == 0
+
     def _take(self, action: Action) -> Tensor:
+        """What a neighbouring stage made: on this rank it stands ready, else it is on the wire."""
+        at_hand = self._ready.pop(other_end(action), None)
+        if at_hand is not None:
+            return at_hand
         with self.recorder.span(str(action), "wait"):
             return self.wire.take(action)

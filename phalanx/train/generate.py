@@ -8,7 +8,7 @@ from phalanx.train.loss import IGNORED
 from phalanx.train.model.batch import MicroBatch
 from phalanx.train.model.ends import Head
 from phalanx.train.parameters import key_of, uniform_at
-from phalanx.train.step import Engine, sequence_parts
+from phalanx.train.step import Engine
 
 _ROUND = 32  # sequence lengths are rounded up to this, so that few shapes occur
 
@@ -35,17 +35,19 @@ def generate(engine: Engine, prompt: list[int], count: int, temperature: float =
 
 def _next(engine: Engine, context: list[int], temperature: float, index: int) -> int:
     """The next token: chosen on the last stage, told to all ranks."""
-    unit = _ROUND * sequence_parts(engine.run)
-    padded = min(-(-len(context) // unit) * unit, engine.executor_seq)
+    rounded = engine.run.layout.padded_seq(-(-len(context) // _ROUND) * _ROUND)
+    padded = min(rounded, engine.executor_seq)
     executor = engine.forward_executor(1, 1, padded)
-    logits = executor.infer(_batch(engine, context, padded))
+    batch = _batch(engine, context, padded)
+    logits = executor.infer(batch)
     choice = torch.zeros(1, dtype=torch.int64, device=engine.mesh.device)
-    if logits is not None:
-        row = _whole_row(engine, logits[len(context) - 1, 0]) / temperature
+    last = (batch.places == len(context) - 1).nonzero()
+    if logits is not None and len(last):
+        row = _whole_row(engine, logits[int(last), 0]) / temperature
         key = key_of(f"{engine.run.recipe.seed}/generate/{index}")
         noise = uniform_at(key, torch.arange(len(row), device=row.device))
         pick = (row - (-noise.log()).log()).argmax()
-        if engine.mesh.tensor.index == engine.mesh.data.index == 0:
+        if engine.mesh.tensor.index == engine.mesh.at.dp == 0:
             choice += pick
     engine.mesh.world.all_reduce(choice, "next token").wait()
     return int(choice.item())
@@ -61,14 +63,16 @@ def _whole_row(engine: Engine, mine: Tensor) -> Tensor:
 
 
 def _batch(engine: Engine, context: list[int], padded: int) -> MicroBatch:
-    device = engine.mesh.device
-    tokens = F.pad(torch.tensor(context), (0, padded - len(context))).unsqueeze(1).to(device)
+    device, mine = engine.mesh.device, engine.context.my_part
+    tokens = mine(F.pad(torch.tensor(context), (0, padded - len(context)))).unsqueeze(1).to(device)
+    places = torch.arange(padded, device=device).clamp(max=len(context) - 1)
     return MicroBatch(
         tokens=tokens,
         targets=torch.full_like(tokens, IGNORED),
-        positions=torch.arange(padded, device=device).clamp(max=len(context) - 1).unsqueeze(1),
+        positions=mine(places).unsqueeze(1),
         documents=None,
         samples=torch.zeros(1, dtype=torch.int64, device=device),
         seq=len(context),
         step=0,
+        context=engine.context,
     )

@@ -4,9 +4,9 @@ from phalanx.core.errors import RefusedError
 from phalanx.core.run import Run
 from phalanx.cost.traffic import refuse_impossible
 
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipev")
 PRECISIONS = ("auto", "fp32", "bf16", "fp64", "fp16")
-PARTS = ("core", "norms", "mlp", "activation", "operators")
+RECOMPUTE = ("none", "selective", "full")
 
 
 def refuse_untrainable(run: Run) -> None:
@@ -16,25 +16,13 @@ def refuse_untrainable(run: Run) -> None:
         RefusedError: naming what to change.
     """
     layout, shape = run.layout, run.model
-    if layout.cp > 1:
-        raise RefusedError(f"cp={layout.cp}: the trainer has no context parallelism; use cp=1")
-    limits = (("schedule", SCHEDULES), ("precision", PRECISIONS))
+    limits = (("schedule", SCHEDULES), ("precision", PRECISIONS), ("recompute", RECOMPUTE))
     for key, runs in limits:
         asked = getattr(layout, key)
         if asked not in runs:
             raise RefusedError(
                 f"{key}={asked}: the trainer runs {', '.join(runs)}; the planner can price the rest"
             )
-    if not layout.recomputed_parts <= set(PARTS):
-        raise RefusedError(
-            f"recompute={layout.recompute}: the trainer recomputes whole blocks, or of their parts "
-            f"{', '.join(PARTS)}; the planner can price the rest"
-        )
-    if layout.compile and not layout.recomputed_parts <= {"core"}:
-        raise RefusedError(
-            f"recompute={layout.recompute} with compile=on: what a fused block keeps is up to the "
-            "compiler; use recompute=none, selective, full or full:k, or compile=off"
-        )
     if 0 in layout.stages:
         raise RefusedError(
             f"stages={'+'.join(map(str, layout.stages))}: the trainer needs a block in every "

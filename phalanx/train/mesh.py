@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 import torch.distributed as dist
 
 from phalanx.core.layout import Coordinates, Layout
 from phalanx.core.traffic import Axis
+from phalanx.schedules.placement import placement
 from phalanx.train.comm import DirectGroup, Group, Ledger
 
 GroupType = Callable[[Axis, Sequence[int], dist.ProcessGroup | None, Ledger], Group]
@@ -37,13 +39,15 @@ class Mesh:
         at: coordinates of this rank.
         device: where its tensors live.
         world: all ranks.
-        tensor, pipeline, data: the groups along tp, pp and dp.
-        shard: the dp ranks that share one sharded copy.
-        replica: the dp ranks that hold the same shard of different copies (HSDP).
+        tensor, pipeline, context: the groups along tp, pp and cp.
+        data: the ranks along dp and cp, which hold the same weights and see other tokens.
+        shard: those of them that share one sharded copy.
+        replica: those of them that hold the same shard of different copies (HSDP).
         expert: the ranks along ep, which hold all experts of their layers together; ep borrows
             neighbours from `shard`.
         expert_copies: the ranks that hold the same experts.
         ends: the ranks of the first and the last stage, which share tied embeddings.
+        twins: the two ranks that hold the same stages, in two copies of the model (DualPipe).
         ledger: what this rank sent.
     """
 
@@ -53,12 +57,14 @@ class Mesh:
     world: Group
     tensor: Group
     pipeline: Group
+    context: Group
     data: Group
     shard: Group
     replica: Group
     expert: Group
     expert_copies: Copies
     ends: Group
+    twins: Group
     ledger: Ledger
 
     @property
@@ -97,10 +103,14 @@ def build_mesh(layout: Layout, device: torch.device, group_type: GroupType | Non
             replica=every if sharers == 1 else along("data", ranks[within::sharers]),
         )
 
-    data = [layout.rank_at(at._replace(dp=i)) for i in range(layout.dp)]
+    places = product(range(layout.dp), range(layout.cp))
+    data = [layout.rank_at(at._replace(dp=i, cp=j)) for i, j in places]
     pipeline = [layout.rank_at(at._replace(pp=i)) for i in range(layout.pp)]
-    shared, ep = copies(data, layout.shard), layout.ep
+    shared, ep = copies(data, layout.sharers), layout.ep
     team, member = divmod(data.index(rank), ep)
+    where = placement(layout)
+    ends = {where.ranks[0], where.ranks[where.depth - 1]} if not where.ends_together else {0}
+    twins = {at.pp, layout.pp - 1 - at.pp} if where.copies > 1 else {at.pp}
     return Mesh(
         layout=layout,
         at=at,
@@ -108,12 +118,14 @@ def build_mesh(layout: Layout, device: torch.device, group_type: GroupType | Non
         world=along("world", range(layout.ranks)),
         tensor=along("tensor", [layout.rank_at(at._replace(tp=i)) for i in range(layout.tp)]),
         pipeline=along("pipeline", pipeline),
+        context=along("context", [layout.rank_at(at._replace(cp=i)) for i in range(layout.cp)]),
         data=shared.all,
         shard=shared.shard,
         replica=shared.replica,
         expert=along("expert", data[team * ep : (team + 1) * ep]),
-        expert_copies=shared if ep == 1 else copies(data[member::ep], layout.shard // ep),
-        ends=along("pipeline", sorted({pipeline[0], pipeline[-1]})),
+        expert_copies=shared if ep == 1 else copies(data[member::ep], layout.sharers // ep),
+        ends=along("pipeline", [pipeline[i] for i in sorted(ends)]),
+        twins=along("pipeline", [pipeline[i] for i in sorted(twins)]),
         ledger=ledger,
     )
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from phalanx.core.run import Run
 from phalanx.data.batches import Batch
 from phalanx.schedules.build import lowered, lowered_forward_only
+from phalanx.schedules.placement import placement
 from phalanx.train.executor import Executor
 from phalanx.train.loss import IGNORED
 from phalanx.train.mesh import Mesh
@@ -21,6 +22,7 @@ from phalanx.train.model.batch import MicroBatch
 from phalanx.train.model.stage import build_stages
 from phalanx.train.model.start import starting_values
 from phalanx.train.optimizer import Optimizer, clip, global_norm
+from phalanx.train.parallel.context import ContextParallel
 from phalanx.train.parallel.data import ShardedUnit
 from phalanx.train.precision.dtypes import Precision
 from phalanx.train.precision.loss_scale import LossScale
@@ -72,9 +74,14 @@ class Engine:
         return range(self.mesh.at.dp * share, (self.mesh.at.dp + 1) * share)
 
     @property
+    def context(self) -> ContextParallel:
+        """Which part of each sequence is this rank's, and how attention joins the parts."""
+        return ContextParallel(self.mesh.context, self.run.layout.context)
+
+    @property
     def executor_seq(self) -> int:
         """Tokens per sequence that the stages compute with, padding included."""
-        return self.executor.wire.form.shape[0] * sequence_parts(self.run)
+        return self.executor.wire.form.shape[0] * self.run.layout.sequence_parts
 
     def forward_executor(self, micro_batches: int, size: int, seq: int) -> Executor:
         """An executor of the same stages that only goes forward.
@@ -85,9 +92,9 @@ class Engine:
             seq: tokens per sequence, padding included.
         """
         layout = self.run.layout
-        schedule = lowered_forward_only(layout.pp, micro_batches, layout.v)
+        schedule = lowered_forward_only(placement(layout), micro_batches)
         form = self.executor.wire.form
-        shape = (seq // sequence_parts(self.run), size, form.shape[-1])
+        shape = (seq // layout.sequence_parts, size, form.shape[-1])
         wire = Wire(self.mesh.pipeline, schedule, form._replace(shape=shape))
         return Executor(self.executor.stages, wire, self.recorder)
 
@@ -97,10 +104,11 @@ def build_engine(run: Run, mesh: Mesh) -> Engine:
     layout = run.layout
     precision = Precision.named(layout.precision, mesh.device)
     every = layout.zero_stage >= 2
-    schedule = lowered(layout.schedule, layout.pp, run.micro_batches, layout.v, every)
+    schedule = lowered(layout, run.micro_batches, every)
     stages = build_stages(run, mesh, precision, starting_values(run))
-    units = [unit for stage in stages.values() for unit in stage.all_units]
-    shape = (padded_seq(run) // sequence_parts(run), layout.mb, run.model.hidden)
+    units = list(dict.fromkeys(unit for stage in stages.values() for unit in stage.all_units))
+    seq = layout.padded_seq(run.recipe.seq) // layout.sequence_parts
+    shape = (seq, layout.mb, run.model.hidden)
     wire = Wire(mesh.pipeline, schedule, Form(shape, precision.compute, mesh.device))
     recorder = Recorder(layout.rank_at(mesh.at))
     return Engine(
@@ -170,15 +178,18 @@ def evaluate(engine: Engine, executor: Executor, batch: Batch) -> float:
 
 
 def micro_batches(engine: Engine, step: int, batch: Batch) -> list[MicroBatch]:
-    """Cut this rank's sequences into micro-batches, padded so that tp can cut the sequence.
+    """Cut this rank's part of its sequences into micro-batches.
 
-    Padding is at the end, where no token looks at it, and counts in no loss.
+    Sequences are padded so that cp and tp can cut them: at the end, where no token looks at the
+    padding, and it counts in no loss.
     """
-    pad = padded_seq(engine.run) - engine.run.recipe.seq
-    device = engine.mesh.device
+    seq = engine.run.recipe.seq
+    pad = engine.run.layout.padded_seq(seq) - seq
+    device, context = engine.mesh.device, engine.context
 
     def sequence_first(values: NDArray[np.int64], fill: int) -> Tensor:
-        return F.pad(torch.from_numpy(values), (0, pad), value=fill).t().contiguous().to(device)
+        whole = F.pad(torch.from_numpy(values), (0, pad), value=fill).t()
+        return context.my_part(whole).contiguous().to(device)
 
     tokens = sequence_first(batch.tokens, 0)
     targets = sequence_first(batch.targets, IGNORED)
@@ -195,23 +206,13 @@ def micro_batches(engine: Engine, step: int, batch: Batch) -> list[MicroBatch]:
             positions=positions[:, i : i + size],
             documents=None if documents is None else documents[i : i + size],
             samples=samples[i : i + size],
-            seq=engine.run.recipe.seq,
+            seq=seq,
             step=step,
             loss_scale=engine.loss_scale.value,
+            context=context,
         )
         for i in range(0, len(samples), size)
     ]
-
-
-def sequence_parts(run: Run) -> int:
-    """Into how many parts activations are cut along the sequence."""
-    return run.layout.tp if run.layout.sp else 1
-
-
-def padded_seq(run: Run) -> int:
-    """The sequence length that ranks compute with: a multiple of its parts."""
-    parts = sequence_parts(run)
-    return -(-run.recipe.seq // parts) * parts
 
 
 def count_valid(engine: Engine, batches: Sequence[MicroBatch]) -> Tensor:

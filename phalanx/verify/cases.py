@@ -6,7 +6,8 @@ from random import Random
 from typing import Any
 
 from phalanx.core.errors import PhalanxError, RefusedError
-from phalanx.core.layout import Layout
+from phalanx.core.layout import CONTEXTS, Layout
+from phalanx.cost.axes.pipeline import enough
 from phalanx.data.synthetic import Masked
 from phalanx.train.limits import SCHEDULES, refuse_untrainable
 from phalanx.verify.oracle import Case, Tables, default_case
@@ -123,24 +124,19 @@ def _cover(line: str) -> Question:
     )
 
 
-RECOMPUTES = (
-    *("none", "none", "selective", "full", "full:2", "full:3"),
-    *("norms", "mlp", "activation+core", "operators", "norms+mlp+core"),
-)
-
 # Every pair of features that meet somewhere in the code, at least once.
 COVER = tuple(
     _cover(line)
     for line in """
-    dp=1 mb=2 recompute=full logits=24 | tied dropout smoothing
+    dp=1 mb=2 recompute=full | tied dropout smoothing
     tp=2 mb=2 precision=fp16 | gpt odd max-norm
     dp=2 pp=2 zero=2 precision=fp16 | tied dropout | holes
     dp=2 zero=0 mb=2 | gpt sgd
     dp=2 zero=1 recompute=selective | odd tied dropout documents
     dp=2 zero=2 precision=fp32 | smoothing qk-norm qkv-bias
-    dp=2 zero=3 mb=2 recompute=full:3 | tied max-norm | holes
-    tp=2 mb=4 recompute=operators logits=50 | odd gpt dropout smoothing documents
-    tp=2 sp=off mb=4 recompute=full logits=24 | odd tied dropout qk-norm | holes
+    dp=2 zero=3 mb=2 recompute=full | tied max-norm | holes
+    tp=2 mb=4 | odd gpt dropout smoothing documents
+    tp=2 sp=off mb=4 recompute=full | odd tied dropout qk-norm | holes
     tp=2 mb=4 recompute=selective precision=bf16 | mha qk-norm
     pp=2 schedule=gpipe | tied max-norm dropout | holes
     pp=2 stages=1+4 recompute=full | gpt tied smoothing documents
@@ -149,18 +145,25 @@ COVER = tuple(
     dp=4 shard=2 zero=3 mb=2 recompute=full | odd tied documents
     dp=2 tp=2 shard=1 zero=3 recompute=full mb=2 | tied
     dp=2 tp=2 zero=0 sp=off mb=2 | gpt smoothing max-norm
-    dp=2 tp=2 zero=2 mb=2 recompute=operators+core | odd dropout documents qk-norm | holes
-    dp=2 tp=2 zero=3 mb=2 precision=fp32 recompute=norms+mlp | tied qkv-bias
+    dp=2 tp=2 zero=2 mb=2 recompute=full | odd dropout documents qk-norm | holes
+    dp=2 tp=2 zero=3 mb=2 precision=fp32 | tied qkv-bias
     dp=2 pp=2 zero=1 schedule=gpipe | tied odd no-clip
     dp=2 pp=2 zero=2 schedule=interleaved v=2 | tied dropout smoothing
-    dp=2 pp=2 zero=3 recompute=mlp logits=7 | gpt documents | holes
+    dp=2 pp=2 zero=3 recompute=full | gpt documents | holes
     pp=2 tp=2 schedule=interleaved v=2 mb=2 recompute=selective | odd tied gpt qk-norm
     pp=2 tp=2 sp=off stages=2+3 mb=2 | smoothing dropout max-norm | holes
     pp=4 stages=2+1+3+1 mb=2 | tied documents
-    pp=2 schedule=zb-h1 recompute=full:2 logits=20 | gpt tied
+    pp=2 schedule=zb-h1 | gpt tied
     dp=2 pp=2 zero=2 schedule=zb-h1 recompute=full | odd tied documents
-    pp=4 tp=2 schedule=zb-h2 mb=2 recompute=norms+activation | gpt odd dropout | holes
+    pp=4 tp=2 schedule=zb-h2 mb=2 | gpt odd dropout | holes
     dp=2 pp=2 tp=2 zero=3 schedule=zb-h2 recompute=selective | tied smoothing
+    pp=4 schedule=zb-v stages=1+2+1+1+1+1+2+1 mb=2 | tied gpt | holes
+    dp=2 pp=2 zero=3 schedule=zb-v recompute=full | odd tied dropout documents
+    pp=2 tp=2 schedule=dualpipev mb=2 recompute=selective | odd smoothing
+    dp=2 pp=2 zero=2 schedule=dualpipev | tied max-norm documents
+    pp=4 schedule=dualpipe mb=2 | gpt odd sgd
+    dp=2 pp=2 tp=2 zero=1 schedule=dualpipe recompute=full | tied dropout
+    dp=4 shard=2 pp=2 zero=3 schedule=dualpipe | odd tied | holes
     tp=4 mb=4 recompute=full | mha odd smoothing
     dp=1 precision=bf16 | odd latent
     tp=2 mb=4 | odd direct-query dropout
@@ -169,7 +172,18 @@ COVER = tuple(
     pp=2 tp=2 zero=1 recompute=full | tied direct-query dropout documents | holes
     pp=2 tp=2 schedule=zb-h1 mb=2 | latent tied
     dp=2 pp=2 schedule=gpipe zero=2 precision=fp32 | latent gpt
-    dp=2 pp=2 tp=2 zero=3 schedule=interleaved v=2 recompute=full:2 logits=30 | odd tied dropout
+    cp=2 mb=2 | odd tied dropout documents
+    cp=2 mb=4 context=gather recompute=selective | gpt max-norm | holes
+    cp=2 mb=4 context=ulysses recompute=full | smoothing documents direct-query
+    cp=4 zero=3 | mha odd tied
+    cp=2 tp=2 recompute=full | gpt odd dropout documents
+    cp=2 tp=2 sp=off mb=2 context=gather precision=bf16 | mha qk-norm
+    dp=2 cp=2 zero=0 mb=2 | gpt smoothing | holes
+    dp=2 cp=2 shard=1 zero=2 mb=2 context=gather | odd tied documents
+    pp=2 cp=2 schedule=interleaved v=2 mb=2 recompute=selective | tied dropout latent
+    pp=2 cp=2 zero=2 schedule=zb-h1 recompute=full | gpt documents
+    dp=2 cp=2 tp=2 zero=3 context=ulysses | mha tied odd qk-norm
+    dp=2 pp=2 tp=2 zero=3 schedule=interleaved v=2 recompute=full | odd tied dropout documents
     dp=4 shard=2 tp=2 zero=2 | gpt odd max-norm | holes
     dp=1 mb=4 recompute=selective | experts tied documents smoothing
     dp=2 tp=2 zero=3 mb=2 recompute=full | deepseek odd dropout | holes
@@ -230,33 +244,35 @@ def _draw(random: Random, max_ranks: int) -> Question:
 
 
 def _layout(random: Random, max_ranks: int) -> str:
-    dp, pp, tp = _degrees(random, max_ranks)
-    words = {"dp": dp, "pp": pp, "tp": tp, "zero": random.randrange(4), "v": 1}
+    dp, pp, tp, cp = _degrees(random, max_ranks)
+    words = {"dp": dp, "pp": pp, "tp": tp, "cp": cp, "zero": random.randrange(4), "v": 1}
     words["mb"] = random.choice((1, 1, 2, 3))
     shards = [n for n in range(1, dp + 1) if dp % n == 0]
     words["shard"] = random.choice(shards + shards[1:])
     chosen: dict[str, object] = dict(words)
-    chosen["recompute"] = random.choice(RECOMPUTES)
-    chosen["logits"] = random.choice((0, 7, 32, 1024))
+    chosen["recompute"] = random.choice(("none", "selective", "full"))
     chosen["schedule"] = random.choice(SCHEDULES)
     if pp > 1 and chosen["schedule"] == "interleaved":
         chosen["v"] = random.choice((1, 2, 2, 3) if pp <= 2 else (1, 2, 2))
     if tp > 1 and random.random() < 0.3:
         chosen["sp"] = "off"
     if random.random() < 0.4:
-        shard = words["shard"]
-        chosen["ep"] = random.choice([n for n in range(1, shard + 1) if shard % n == 0])
+        sharers = words["shard"] * cp
+        chosen["ep"] = random.choice([n for n in range(1, sharers + 1) if sharers % n == 0])
+    if cp > 1:
+        chosen["context"] = random.choice(CONTEXTS)
     return str(Layout.from_mapping(chosen))
 
 
-def _degrees(random: Random, max_ranks: int) -> tuple[int, int, int]:
-    """dp, pp and tp; the more ranks, the likelier, since there more features meet."""
+def _degrees(random: Random, max_ranks: int) -> tuple[int, int, int, int]:
+    """dp, pp, tp and cp; the more axes, the likelier, since there more features meet."""
     options = [
-        (dp, pp, tp)
+        (dp, pp, tp, cp)
         for dp in (1, 2, 3, 4, 8)
         for pp in (1, 2, 3, 4, 8)
         for tp in (1, 2, 3, 4)
-        if dp * pp * tp <= max_ranks
+        for cp in (1, 2, 3, 4)
+        if dp * pp * tp * cp <= max_ranks
     ]
     axes = [sum(n > 1 for n in degrees) for degrees in options]
     return random.choices(options, [1 + 3 * a * a for a in axes])[0]
@@ -271,7 +287,8 @@ def _sizes(random: Random, layout: str) -> tuple[Table, tuple[int, ...]]:
         borders = sorted(random.sample(range(1, layers), cut.num_stages - 1))
         stages = tuple(b - a for a, b in zip([0, *borders], [*borders, layers], strict=True))
     heads, kv_heads = random.choice(((4, 4), (4, 2), (4, 1), (6, 3), (2, 2)))
-    multiple = cut.pp if cut.schedule == "interleaved" else 1
-    batch = cut.dp * cut.mb * multiple * random.randint(1, max(1, 8 // (cut.mb * multiple)))
+    least = enough(cut, 1)
+    m = enough(cut, least * random.randint(1, max(1, 8 // (cut.mb * least))))
+    batch = cut.dp * cut.mb * m
     model = {"layers": layers, "heads": heads, "kv_heads": kv_heads, "hidden": 12 * heads}
     return {"model": model, "recipe": {"batch": batch, "seed": random.randrange(1000)}}, stages

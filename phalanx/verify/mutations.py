@@ -185,6 +185,11 @@ def forgets_documents(engine: Engine) -> Engine:
     return replace(engine, executor=_remade(_ForgetsDocuments, engine.executor))
 
 
+def swaps_chunks(engine: Engine) -> Engine:
+    """Both chunks of a cp rank change places; positions go with them, and only masks are wrong."""
+    return replace(engine, executor=_remade(_SwapsChunks, engine.executor))
+
+
 def skips_a_block(engine: Engine) -> Engine:
     """Each rank leaves one block out; its weights are still there."""
     stages = {index: _without_a_block(stage) for index, stage in engine.executor.stages.items()}
@@ -250,6 +255,19 @@ class _ForgetsWeightsOnce(Executor):
 class _ForgetsDocuments(Executor):
     def run(self, batches: Sequence[MicroBatch], scale: Tensor) -> Tensor:
         return super().run([replace(batch, documents=None) for batch in batches], scale)
+
+
+class _SwapsChunks(Executor):
+    def run(self, batches: Sequence[MicroBatch], scale: Tensor) -> Tensor:
+        return super().run([_chunks_swapped(batch) for batch in batches], scale)
+
+
+def _chunks_swapped(batch: MicroBatch) -> MicroBatch:
+    half = len(batch.tokens) // 2
+    tokens, targets, positions = (
+        x.roll(half, 0) for x in (batch.tokens, batch.targets, batch.positions)
+    )
+    return replace(batch, tokens=tokens, targets=targets, positions=positions)
 
 
 class _KeepsTheLast(Executor):

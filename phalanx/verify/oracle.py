@@ -15,6 +15,7 @@ import torch
 from phalanx.core.layout import Layout
 from phalanx.core.run import Run
 from phalanx.core.traffic import Transfer
+from phalanx.cost.axes.pipeline import enough
 from phalanx.data.batches import Stream
 from phalanx.data.synthetic import Masked, SyntheticStream
 from phalanx.train.limits import refuse_untrainable
@@ -122,10 +123,9 @@ def _layers(layout: Layout) -> int:
 
 
 def _batch(layout: Layout) -> int:
-    """At least 8 sequences and 2 micro-batches; interleaving wants them in groups of pp."""
-    multiple = layout.pp if layout.schedule == "interleaved" else 1
+    """At least 8 sequences and 2 micro-batches, and as many as the schedule needs."""
     wanted = max(2, -(-8 // (layout.dp * layout.mb)))
-    return layout.dp * layout.mb * (-(-wanted // multiple) * multiple)
+    return layout.dp * layout.mb * enough(layout, wanted)
 
 
 def verify(pool: RankPool, case: Case) -> Outcome:

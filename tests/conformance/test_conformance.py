@@ -52,12 +52,6 @@ CASES = [
     ("gpt", "tp=2 sp=off"),
     ("gpt", "tp=2 recompute=full"),
     ("llama", "tp=2 recompute=selective"),
-    ("llama", "tp=2 recompute=norms+mlp logits=20"),
-    ("tied", "tp=2 recompute=operators logits=32"),
-    ("gpt", "tp=2 sp=off recompute=mlp+operators logits=1000"),
-    ("llama", "dp=2 zero=3 recompute=full:3 logits=9"),
-    ("tied", "dp=2 tp=2 zero=3 recompute=full:4 logits=32"),
-    ("latent", "tp=2 recompute=full:2"),
     ("qwen", "tp=2 sp=off"),
     ("qwen", "dp=2 tp=2 zero=3"),
     ("latent", "tp=2 sp=off recompute=selective"),
@@ -70,9 +64,21 @@ CASES = [
     ("gpt", "pp=2 schedule=zb-h1 tp=2"),
     ("tied", "dp=2 pp=2 schedule=zb-h2 zero=2"),
     ("tied", "dp=2 pp=2 tp=2 schedule=zb-h1 zero=3 recompute=full"),
+    ("tied", "pp=2 tp=2 schedule=zb-v"),
+    ("gpt", "dp=2 pp=2 schedule=zb-v zero=3"),
+    ("llama", "pp=2 schedule=dualpipev"),
+    ("tied", "pp=4 schedule=dualpipe"),
+    ("gpt", "dp=2 pp=2 tp=2 schedule=dualpipe zero=2"),
     ("gpt", "dp=2 pp=2 tp=2 zero=2"),
     ("tied", "dp=2 pp=2 tp=2 zero=3 recompute=full"),
     ("llama", "pp=2 tp=2 precision=bf16"),
+    ("latent", "cp=2 zero=0"),
+    ("tied", "cp=4 zero=1 mb=2 recompute=selective"),
+    ("gpt", "cp=3 context=gather recompute=full"),
+    ("llama", "dp=2 cp=2 shard=1 zero=2 context=ulysses precision=bf16"),
+    ("latent", "pp=2 cp=2 zero=3 context=ulysses recompute=full"),
+    ("tied", "dp=2 pp=2 cp=2 zero=3"),
+    ("tied", "pp=2 cp=2 tp=2 zero=0 recompute=full"),
     ("tied", "dp=2 pp=2 tp=2 zero=3 precision=fp16"),
     ("moe", "dp=2 tp=2 zero=3 recompute=full"),
     ("moe", "pp=2 tp=2 sp=off"),
@@ -102,8 +108,10 @@ def test_every_message_is_predicted_to_the_byte(ranks: RankPool, family: str, li
 
 
 @pytest.mark.ranks
-def test_a_sequence_that_tp_does_not_divide_is_counted_with_its_padding(ranks: RankPool) -> None:
-    case = default_case(Layout.parse("tp=2 pp=2"))
+def test_a_sequence_that_tp_and_cp_do_not_divide_is_counted_with_its_padding(
+    ranks: RankPool,
+) -> None:
+    case = default_case(Layout.parse("tp=2 cp=2 pp=2"))
     recipe = replace(case.run.recipe, seq=33)
     case = replace(case, run=replace(case.run, recipe=recipe), steps=1)
     for seen, planned in seen_and_planned(ranks, case):

@@ -11,7 +11,6 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
-from live_bytes import LiveBytes
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -26,7 +25,6 @@ from phalanx.train.model.block import Block
 from phalanx.train.model.ends import Head
 from phalanx.train.parallel.tensor import TensorParallel
 from phalanx.train.parameters import declared_in
-from phalanx.train.saved import Saved as SavedHere
 
 SEQ = 32
 LLAMA = ModelShape(hidden=64, heads=8, kv_heads=4, ffn=192, vocab=96)
@@ -51,13 +49,6 @@ LAYOUTS = [
     "tp=2 mb=3",
     "tp=2 sp=off mb=3",
     "tp=4 mb=2 recompute=selective",
-]
-PARTS = [
-    "mb=2 recompute=norms",
-    "mb=2 recompute=activation+core",
-    "tp=2 mb=2 recompute=mlp+norms",
-    "tp=2 sp=off mb=2 recompute=operators",
-    "mb=2 recompute=core+operators+mlp",
 ]
 
 
@@ -124,32 +115,10 @@ def test_a_block_keeps_what_the_ledger_says(shape: ModelShape, line: str):
     with tensor_group(layout.tp) as group:
         tp = TensorParallel(group, sequence=bool(layout.sp))
         block = Block(0, shape, Recipe(), tp)
-        block.keep(SavedHere(layout.recomputed_parts))
+        block.attention.recompute_core = layout.recompute == "selective"
         fill(block, layout.tp, torch.float32)
         x = torch.ones(SEQ // tp.sequence_parts, layout.mb, shape.hidden, requires_grad=True)
         found = measured(lambda: block(x, micro_batch(layout.mb)), block)
-    ledger = block_saved(shape, 0, SEQ, 4, OURS)
-    assert found == predicted(ledger, layout)
-
-
-@pytest.mark.parametrize("line", PARTS)
-@pytest.mark.parametrize("shape", [LLAMA, GPT, QWEN], ids=["llama", "gpt", "qwen"])
-def test_a_block_lets_go_of_the_parts_that_are_recomputed(shape: ModelShape, line: str):
-    layout = Layout.parse(line)
-    with tensor_group(layout.tp) as group:
-        tp = TensorParallel(group, sequence=bool(layout.sp))
-        block, decides = Block(0, shape, Recipe(), tp), SavedHere(layout.recomputed_parts)
-        block.keep(decides)
-        fill(block, layout.tp, torch.float32)
-        x = torch.ones(SEQ // tp.sequence_parts, layout.mb, shape.hidden, requires_grad=True)
-        before = {y.untyped_storage().data_ptr() for y in (x, *block.parameters())}
-
-        def made(y: Tensor) -> bool:
-            return y.is_floating_point() and y.untyped_storage().data_ptr() not in before
-
-        with LiveBytes(made) as live, decides.watching():
-            out = block(x, micro_batch(layout.mb))
-        found = live.now - out.nbytes + x.nbytes
     ledger = block_saved(shape, 0, SEQ, 4, OURS)
     assert found == predicted(ledger, layout)
 

@@ -112,7 +112,7 @@ class _Blind(SyntheticStream):
         return replace(batch, targets=np.full_like(batch.targets, IGNORED))
 
 
-@pytest.mark.parametrize("layout", ["dp=2 zero=1", "tp=2", "pp=2"])
+@pytest.mark.parametrize("layout", ["dp=2 zero=1", "tp=2", "pp=2", "cp=2"])
 def test_a_batch_without_a_single_target_leaves_only_weight_decay(
     ranks: RankPool, layout: str
 ) -> None:
@@ -242,14 +242,14 @@ def test_two_packed_documents_learn_what_they_learn_alone(ranks: RankPool) -> No
     assert [s.grad_norm for s in packed] == pytest.approx([s.grad_norm for s in alone], rel=1e-12)
 
 
-@pytest.mark.parametrize("layout", ["dp=1", "pp=2", "tp=2"])
+@pytest.mark.parametrize("layout", ["dp=1", "pp=2", "tp=2", "cp=2"])
 def test_a_layout_keeps_packed_documents_apart(ranks: RankPool, layout: str) -> None:
     usual = default_case(Layout.parse(layout)).run
     run = replace(usual, recipe=replace(usual.recipe, batch=1))
     assert verify(ranks, Alone(run)).complaints == []
 
 
-@pytest.mark.parametrize("layout", ["tp=2", "tp=2 sp=off", "dp=2 zero=3", "pp=2"])
+@pytest.mark.parametrize("layout", ["tp=2", "tp=2 sp=off", "dp=2 zero=3", "pp=2", "cp=2"])
 def test_dropout_falls_on_the_same_elements_when_blocks_are_recomputed(
     ranks: RankPool, layout: str
 ) -> None:
@@ -265,7 +265,7 @@ def validation_loss(run: Run) -> float:
     return evaluate(engine, executor, stream.batch(0, engine.positions()))
 
 
-@pytest.mark.parametrize("layout", ["dp=1", "pp=2", "dp=2 zero=3", "tp=2"])
+@pytest.mark.parametrize("layout", ["dp=1", "pp=2", "dp=2 zero=3", "tp=2", "cp=2"])
 def test_validation_does_not_depend_on_accumulation(ranks: RankPool, layout: str) -> None:
     tables = {"recipe": {"batch": 16}}
     whole, parts = (

@@ -13,7 +13,7 @@ from phalanx.verify.pool import RankPool
 SMALL = {"model": {"layers": 2}, "recipe": {"seq": 16}}
 
 MESSAGES = [
-    Question("tp=2 mb=4 logits=40 recompute=mlp", ("gpt",), tables=SMALL),
+    Question("tp=2 mb=4", ("gpt",), tables=SMALL),
     Question("tp=2 sp=off mb=4", ("odd", "smoothing", "qk-norm"), tables=SMALL),
     Question("tp=2 mb=4", ("latent",), tables=SMALL),
     Question("tp=2 sp=off mb=4", ("direct-query",), tables=SMALL),
@@ -24,6 +24,10 @@ MESSAGES = [
     Question("dp=2 ep=2 mb=4", ("experts",), tables=SMALL),
     Question("pp=2 mb=2", ("tied",), tables=SMALL),
     Question("pp=2 schedule=interleaved v=2 mb=4", ("no-clip",)),
+    Question("cp=2 zero=0 mb=4", tables=SMALL),
+    Question("cp=2 zero=0 mb=4 context=gather", tables=SMALL),
+    Question("cp=2 zero=0 mb=4 context=ulysses", tables=SMALL),
+    Question("pp=2 schedule=dualpipe mb=2", ("tied",), tables=SMALL),
 ]
 
 STEPS = [
@@ -32,9 +36,13 @@ STEPS = [
     (mutations.keeps_the_last_micro_batch, Question("pp=2 mb=4")),
     (mutations.forgets_weights_once, Question("pp=2 schedule=zb-h1 mb=2")),
     (mutations.forgets_documents, Question("pp=2 mb=4", documents=True)),
+    (mutations.forgets_documents, Question("cp=2 mb=4", documents=True)),
+    (mutations.swaps_chunks, Question("cp=2 mb=4")),
+    (mutations.swaps_chunks, Question("cp=2 mb=4 context=ulysses")),
     (mutations.skips_a_block, Question("pp=2 mb=4")),
     (mutations.decays_vectors, Question("dp=1 mb=8")),
     (mutations.counts_copies, Question("pp=2 mb=4", ("tied",))),
+    (mutations.counts_copies, Question("pp=2 schedule=dualpipe mb=2", ("sgd",))),
     (mutations.starts_one_step_late, Question("dp=1 mb=8", ("sgd",))),
     (mutations.starts_elsewhere, Question("dp=2 zero=0 mb=4")),
     (mutations.starts_elsewhere, Question("tp=2 mb=8")),

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.core.errors import ScheduleError, UsageError
+from phalanx.core.layout import Layout
 from phalanx.core.schedule import Kind
 from phalanx.core.timeline import Span, Timeline
 from phalanx.plan.simulate import idle_within, occupancy, peak_in_flight, simulate
@@ -128,7 +129,7 @@ def test_sixteen_ranks_with_eight_chunks_idle_for_15_of_256():
 
 
 def test_messages_and_reductions_in_the_rows_take_no_time():
-    assert simulate(lowered("1f1b", 3, 5, 1, reduce_every=True)) == simulate(build("1f1b", 3, 5))
+    assert simulate(lowered(Layout(pp=3), 5, reduce_every=True)) == simulate(build("1f1b", 3, 5))
 
 
 def test_a_hop_delays_only_what_crosses_ranks():

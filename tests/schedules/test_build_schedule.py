@@ -3,10 +3,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.core.errors import RefusedError, UsageError
-from phalanx.core.layout import SCHEDULES
+from phalanx.core.layout import SCHEDULES, Layout
 from phalanx.core.schedule import Kind
 from phalanx.schedules.build import NAMES, build, forward_only, lowered, lowered_forward_only
 from phalanx.schedules.check_lowered import check_lowered
+from phalanx.schedules.placement import looped
 
 
 def test_every_schedule_that_a_layout_can_name_is_known():
@@ -41,8 +42,8 @@ def test_only_interleaved_lets_the_number_of_stages_be_chosen(name, v):
 
 @given(p=st.integers(1, 5), m=st.integers(1, 9), v=st.integers(1, 3), every=st.booleans())
 def test_what_the_trainer_and_the_evaluation_obey_is_lowered_and_checked(p, m, v, every):
-    check_lowered(lowered("1f1b", p, m, 1, every))
-    evaluation = lowered_forward_only(p, m, v)
+    check_lowered(lowered(Layout(pp=p), m, every))
+    evaluation = lowered_forward_only(looped(p, v), m)
     check_lowered(evaluation, trains=False)
     crossings = (p * v - 1) * m if p > 1 else 0
     kinds = [action.kind for row in evaluation.rows for action in row]

@@ -69,6 +69,9 @@ def _left(executor: Executor) -> tuple[dict, ...]:
         "dp=2 zero=3",
         "pp=2 schedule=zb-h1",
         "dp=2 pp=2 schedule=zb-h2 zero=3",
+        "pp=2 schedule=zb-v",
+        "pp=2 schedule=dualpipe",
+        "pp=2 schedule=dualpipev",
     ],
 )
 def test_a_rank_computes_its_row_and_keeps_nothing(ranks: RankPool, layout: str) -> None:
@@ -95,7 +98,17 @@ def infer(run: Run) -> torch.Tensor | None:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("layout", ["pp=2", "tp=2", "pp=2 tp=2", "pp=2 v=2 schedule=interleaved"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "pp=2",
+        "tp=2",
+        "pp=2 tp=2",
+        "pp=2 v=2 schedule=interleaved",
+        "pp=2 schedule=zb-v",
+        "pp=2 schedule=dualpipe",
+    ],
+)
 def test_logits_do_not_depend_on_the_layout(ranks: RankPool, layout: str) -> None:
     (whole,) = ranks.run(1, infer, Question("dp=1").case().run)
     run = Question(layout).case().run

@@ -66,6 +66,7 @@ def test_half_a_run_and_the_other_half_are_the_whole_run_bit_for_bit(
         ("dp=2 pp=2 zero=3", "tp=2"),
         ("pp=2 tp=2", "dp=4 zero=1"),
         ("dp=1", "pp=4"),
+        ("dp=2 pp=2 schedule=dualpipe", "pp=2 schedule=zb-v"),
         ("dp=4 shard=2 zero=3", "dp=2 tp=2 zero=2"),
     ],
 )

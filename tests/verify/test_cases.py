@@ -28,6 +28,10 @@ MEET = """
     dp tp, dp pp, pp tp, shard tp, v tp, v dp, zero=0 tp, zero=2 tp, zero=3 tp
     zero=1 pp, zero=2 pp, zero=3 pp, zero=2 v, zero=3 v, zero=3 full, full tp, full pp, full v
     selective tp, selective dp, selective v, gpipe dp, stages pp, stages tp, stages tied
+    cp odd, cp tied, cp dropout, cp documents, cp holes, cp gpt, cp smoothing, cp qk-norm
+    cp tp, cp dp, cp pp, cp v, cp zb-h1, cp copies, cp sp=off, cp full, cp selective, cp max-norm
+    cp mha, cp latent, cp zero=0, cp zero=1, cp zero=2, cp zero=3, ulysses odd
+    gather documents, ulysses documents
     copies tp, copies tied, copies full, zero=0 mb, zero=3 mb, v mb, tp mb, shard mb
 """
 
@@ -35,9 +39,10 @@ MEET = """
 def tags(question: Question) -> set[str]:
     """Everything that a question has."""
     layout = Layout.parse(question.layout)
-    found = {axis for axis in ("dp", "pp", "tp") if getattr(layout, axis) > 1}
+    found = {axis for axis in ("dp", "pp", "tp", "cp") if getattr(layout, axis) > 1}
     found |= {question.masked, layout.schedule, layout.recompute, *question.features}
-    found |= {f"zero={layout.zero}"} if layout.shard > 1 else set()
+    found |= {f"zero={layout.zero}"} if layout.sharers > 1 else set()
+    found |= {layout.context} if layout.cp > 1 else set()
     conditions = {
         "shard": 1 < layout.shard < layout.dp,
         "copies": layout.shard == 1 < layout.dp,
@@ -90,9 +95,10 @@ def test_a_sample_meets_every_feature_often_enough() -> None:
     questions = sample(400, 8, 1)
     counts = Counter(tag for question in questions for tag in tags(question))
     layouts = ["dp", "pp", "tp", "zero=0", "zero=1", "zero=2", "zero=3", "shard", "copies", "v"]
+    context = ["cp", "ring", "gather", "ulysses"]
     others = ["gpipe", "1f1b", "interleaved", "mb", "none", "selective", "full", "stages", "sp=off"]
     masks = ["uneven", "holes", "documents"]
-    seldom = [tag for tag in [*layouts, *others, *masks, *FEATURES] if counts[tag] < 12]
+    seldom = [tag for tag in [*layouts, *context, *others, *masks, *FEATURES] if counts[tag] < 12]
     assert seldom == []
     assert len({question.layout for question in questions}) > 300
 

@@ -109,7 +109,7 @@ def test_values_that_are_set_reach_the_model(capsys: pytest.CaptureFixture[str])
     [
         (["--layout", "tp=4"], 3, "'tp=4': 2 kv heads cannot be split over tp=4; tp can be 1, 2"),
         (["--layout", "dp=64"], 3, "'dp=64' needs 64 ranks, and --max-ranks is 8"),
-        (["--layout", "cp=2"], 3, "no context parallelism; use cp=1"),
+        (["--layout", "cp=4 context=ulysses"], 3, "4 heads and 2 kv heads of a tp rank over cp=4"),
         (["--layout", "pp=2 v=2"], 3, "has one stage per rank, not v=2"),
         (["--layout", "schedule=interleaved"], 3, "pp=1 v=1 has nothing to interleave"),
         (["--layout", "dp=3", "--set", "recipe.batch=7"], 3, "recipe.batch can be 6 or 9"),

@@ -9,8 +9,9 @@ Sends, for a unit of n elements, m micro-batches, c bytes in products and w byte
     2      reduce-scatter n w, m times      all-gather n c, once
     3      reduce-scatter n w, m times      all-gather n c, m times in forward and in backward
 
-Under HSDP each rank's part is all-reduced once more, over the copies. Experts are alike only on
-ranks with the same place along ep, and so n is shared by 1/e of the ranks.
+Under HSDP each rank's part is all-reduced once more, over the copies. Ranks along cp hold the same
+weights and see other tokens: they belong to this axis too. Experts are alike only on ranks with the
+same place along ep, and so n is shared by 1/e of the ranks.
 Source: Rajbhandari et al. 2019 (arXiv:1910.02054), section 7.
 """
 
@@ -19,7 +20,7 @@ from collections.abc import Iterator
 from phalanx.core.layout import Coordinates
 from phalanx.core.run import Run
 from phalanx.core.traffic import Transfer
-from phalanx.cost.units import UnitSize, bytes_per_element, units_at
+from phalanx.cost.units import UnitSize, bytes_per_element, passes, units_at
 
 
 def refuse(run: Run) -> None:
@@ -30,7 +31,7 @@ def refuse(run: Run) -> None:
 def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
     """What the rank at `at` sends along dp in one step."""
     layout = run.layout
-    if layout.dp == 1:
+    if layout.dp * layout.cp == 1:
         return
     yield Transfer("data", "all_reduce", "valid tokens", 8)
     for unit in units_at(run, at):
@@ -38,10 +39,10 @@ def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
 
 
 def _of_unit(run: Run, unit: UnitSize) -> Iterator[Transfer]:
-    layout, m = run.layout, run.micro_batches
+    layout, m = run.layout, passes(run)
     compute, wide = bytes_per_element(layout)
     ep = layout.ep if unit.spread else 1
-    everyone, sharers = layout.dp // ep, layout.shard // ep
+    everyone, sharers = layout.dp * layout.cp // ep, layout.sharers // ep
     if layout.zero_stage == 0:
         if everyone > 1:
             yield Transfer("data", "all_reduce", "gradients", unit.padded(everyone) * wide)

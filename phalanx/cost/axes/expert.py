@@ -18,7 +18,7 @@ from phalanx.core.errors import RefusedError, divisors, shorten
 from phalanx.core.layout import Coordinates
 from phalanx.core.run import Run
 from phalanx.core.traffic import Transfer
-from phalanx.cost.units import bytes_per_element, stages_at
+from phalanx.cost.units import bytes_per_element, passes, stages_at
 
 COUNT = 8  # bytes of how many rows an expert gets
 
@@ -32,7 +32,7 @@ def refuse(run: Run) -> None:
         return
     if not shape.is_moe:
         raise RefusedError(f"ep={layout.ep}, but the model has no experts; use ep=1")
-    ranks = layout.shard
+    ranks = layout.sharers
     if ranks % layout.ep or shape.experts % layout.ep:
         fits = [e for e in divisors(ranks) if shape.experts % e == 0]
         raise RefusedError(
@@ -43,11 +43,11 @@ def refuse(run: Run) -> None:
 
 def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
     """What the rank at `at` sends along ep in one step; with a capacity, at most."""
-    layout, shape, m = run.layout, run.model, run.micro_batches
+    layout, shape, m = run.layout, run.model, passes(run)
     if layout.ep == 1:
         return
     layers = sum(shape.routes(layer) for _, stage in stages_at(run, at) for layer in stage)
-    again = layers if layout.segment else 0
+    again = layers if layout.recompute == "full" else 0
     compute, _ = bytes_per_element(layout)
     size = run.recipe.seq * layout.mb * shape.top_k * shape.hidden * compute
     forwards = m * (layers + again)

@@ -1,57 +1,99 @@
 """The pipeline axis: what stages send each other. Its twin is phalanx/train/wire.py.
 
 Splits: the layers. Sends s/t b h elements for each micro-batch over each boundary between
-stages, forward and back, and once a step the gradient of embeddings that are tied across it.
-Source: Narayanan et al. 2021 (arXiv:2104.04473), section 3.2.
+stages on different ranks, forward and back. Once a step it sums the gradient of embeddings that
+are tied across it, and those of both copies of the model under DualPipe.
+Sources: Narayanan et al. 2021 (arXiv:2104.04473), section 3.2; DeepSeek-V3 (arXiv:2412.19437),
+section 3.2.1.
 """
 
 from collections.abc import Iterator
 
 from phalanx.core.errors import RefusedError, shorten
-from phalanx.core.layout import Coordinates
+from phalanx.core.layout import FOLDED, Coordinates, Layout
 from phalanx.core.run import Run
 from phalanx.core.traffic import Transfer
-from phalanx.cost.units import bytes_per_element, padded_seq, stages_at, units_at
+from phalanx.cost.units import bytes_per_element, kept_elements, passes, tokens_at, units_at
+from phalanx.schedules.placement import placement
 
 
 def refuse(run: Run) -> None:
     """Raise RefusedError where layers or micro-batches do not suit the schedule."""
     layout, m = run.layout, run.micro_batches
     layout.layers_of_stages(run.model.layers)
-    if layout.v > 1 and layout.schedule != "interleaved":
+    _refuse_chunks(layout)
+    if layout.schedule == "dualpipe" and layout.pp % 2:
         raise RefusedError(
-            f"schedule={layout.schedule} has one stage per rank, not v={layout.v}; "
-            "use schedule=interleaved, or v=1"
+            f"schedule=dualpipe pairs its ranks, but pp={layout.pp} is odd; "
+            f"use pp={layout.pp + 1}, or schedule=dualpipev"
         )
-    if layout.schedule == "interleaved" and min(layout.pp, layout.v) == 1:
-        raise RefusedError(
-            f"pp={layout.pp} v={layout.v} has nothing to interleave; use pp and v of at least 2, "
-            "or schedule=1f1b with v=1"
-        )
-    if layout.schedule == "interleaved" and m % layout.pp:
+    if enough(layout, m) != m:
+        fits = [enough(layout, 1)]
+        while len(fits) < 5:
+            fits.append(enough(layout, fits[-1] + 1))
         unit = layout.dp * layout.mb
-        batches = [unit * layout.pp * i for i in range(1, 5)]
         raise RefusedError(
-            f"schedule=interleaved needs micro-batches in groups of pp={layout.pp}, and there are "
-            f"{m}; recipe.batch can be {shorten([*batches, batches[-1] + batches[0]], 4)}"
+            f"schedule={layout.schedule} on pp={layout.pp} needs {_WANTED[layout.schedule]} "
+            f"micro-batches, and there are {m}; recipe.batch can be "
+            f"{shorten([unit * fit for fit in fits], 4)}"
+        )
+
+
+_WANTED = {
+    "interleaved": "a multiple of pp",
+    "dualpipe": "an even number, at least 2 pp, of",
+    "dualpipev": "at least 2 pp",
+}
+
+
+def enough(layout: Layout, m: int) -> int:
+    """The fewest micro-batches that the schedule takes, but at least `m`."""
+    p = layout.pp
+    match layout.schedule:
+        case "interleaved":
+            return -(-m // p) * p
+        case "dualpipe":
+            return max(2 * p, m + m % 2)
+        case "dualpipev":
+            return max(2 * p, m)
+        case _:
+            return m
+
+
+def _refuse_chunks(layout: Layout) -> None:
+    """Only interleaving leaves the number of chunks open."""
+    if layout.schedule == "interleaved":
+        if min(layout.pp, layout.v) == 1:
+            raise RefusedError(
+                f"pp={layout.pp} v={layout.v} has nothing to interleave; use pp and v of at least "
+                "2, or schedule=1f1b with v=1"
+            )
+        return
+    needed = 2 if layout.schedule in FOLDED else 1
+    if layout.v != needed:
+        raise RefusedError(
+            f"schedule={layout.schedule} has {needed} stage{'s' * (needed > 1)} per rank, not "
+            f"v={layout.v}; use schedule=interleaved, or v={needed}"
         )
 
 
 def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
     """What the rank at `at` sends along pp in one step."""
-    layout, m = run.layout, run.micro_batches
+    layout, m = run.layout, passes(run)
     if layout.pp == 1:
         return
     compute, wide = bytes_per_element(layout)
     parts = layout.tp if layout.sp else 1
-    size = padded_seq(run) // parts * layout.mb * run.model.hidden * compute
-    for stage, _ in stages_at(run, at):
-        if stage < layout.num_stages - 1:
+    size = tokens_at(run) // parts * run.model.hidden * compute
+    where = placement(layout)
+    for stage in where.stages_of(at.pp):
+        if where.crosses(stage, 1):
             yield Transfer("pipeline", "send", "activations", size, m)
-        if stage > 0:
+        if where.crosses(stage, -1):
             yield Transfer("pipeline", "send", "activation gradients", size, m)
     for unit in units_at(run, at):
+        size = kept_elements(unit, layout) * wide
+        if where.copies > 1:
+            yield Transfer("pipeline", "all_reduce", "gradients both ways", size)
         if unit.tied:
-            kept = unit.padded(layout.shard) // layout.shard
-            n = kept if layout.zero_stage else unit.padded(layout.dp)
-            yield Transfer("pipeline", "all_reduce", "tied embedding", n * wide)
+            yield Transfer("pipeline", "all_reduce", "tied embedding", size)

@@ -1,19 +1,18 @@
 """The tensor axis: what tp and sequence parallelism send. Its twin is train/parallel/tensor.py.
 
 Splits: heads, the MLP's width, the vocabulary; under sp also the sequence between them.
-Sends, for S = s b h c bytes of activations (s padded to a multiple of t under sp):
+Sends, for S bytes of activations, s b h elements (s of one cp rank, padded where sp cuts it):
 
     around      forward (sp)        forward       backward (sp)                      backward
     columns     all-gather S        -             all-gather S, reduce-scatter S     all-reduce S
     rows        reduce-scatter S    all-reduce S  all-gather S                       -
 
 A block has two of each, the embedding one of rows, the head one of columns and the two
-reductions of the cross-entropy. A head whose logits are never whole makes its gradients in
-forward, and gathers its input once; it reduces as often as it has chunks. Latent attention has
-columns of narrower inputs instead: of the compressed query and of the compressed key-value; its
-rotary key is gathered, and not again. Experts in the place of an MLP keep the sequence that they
-gathered, and do not gather it again. Sources: Shoeybi et al. 2019 (arXiv:1909.08053), section 3;
-Korthikanti et al. 2022 (arXiv:2205.05198), section 4.2.2.
+reductions of the cross-entropy. Latent attention has columns of narrower inputs instead: of the
+compressed query and of the compressed key-value; its rotary key is gathered, and not again.
+Experts in the place of an MLP keep the sequence that they gathered, and do not gather it again.
+Sources: Shoeybi et al. 2019 (arXiv:1909.08053), section 3; Korthikanti et al. 2022
+(arXiv:2205.05198), section 4.2.2.
 """
 
 from collections import Counter
@@ -24,7 +23,7 @@ from phalanx.core.layout import Coordinates
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Run
 from phalanx.core.traffic import Collective, Transfer
-from phalanx.cost.units import bytes_per_element, padded_seq, segment_ends, stages_at, units_at
+from phalanx.cost.units import bytes_per_element, passes, stages_at, tokens_at, units_at
 
 Messages = Counter[tuple[Collective, str, int]]  # by collective, purpose and width, how many
 
@@ -47,21 +46,22 @@ def refuse(run: Run) -> None:
 
 def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
     """What the rank at `at` sends along tp in one step."""
-    layout, shape, m = run.layout, run.model, run.micro_batches
+    layout, shape, m = run.layout, run.model, passes(run)
     if layout.tp == 1:
         return
     compute, wide = bytes_per_element(layout)
-    tokens = padded_seq(run) * layout.mb
+    tokens = tokens_at(run)
     sent: Messages = Counter()
     for _, layers in stages_at(run, at):
         for layer in layers:
             sent.update(_block(run, routed=shape.routes(layer)))
-            sent.update(_again(run, layers, layer))
         if layers.start == 0:
             sent.update(_rows(run, 1))
         if layers.stop == shape.layers:
-            sent.update(_head(run))
-            yield from _loss(run, tokens, max(wide, 4))
+            sent.update(_columns(run, shape.hidden))
+            loss = max(wide, 4)
+            yield Transfer("tensor", "all_reduce", "loss maximum", tokens * loss, m)
+            yield Transfer("tensor", "all_reduce", "loss sums", 3 * tokens * loss, m)
     for (collective, purpose, width), times in sent.items():
         yield Transfer("tensor", collective, purpose, tokens * width * compute, times * m)
     reductions = m if layout.zero_stage >= 2 else 1
@@ -72,14 +72,22 @@ def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
 
 
 def _block(run: Run, *, routed: bool) -> Messages:
-    """Messages of one block and micro-batch, recompute left out."""
+    """Messages of one block and micro-batch, with those that recomputing it repeats.
+
+    Recomputation stops at the last tensor that backward needs: the sum that ends a block is
+    repeated only if dropout follows it, or if the block is one graph that runs whole.
+    """
     shape = run.model
-    sent = _rows(run, 2)
+    again = run.layout.recompute == "full"
+    sent: Messages = Counter()
     for width in _attention_inputs(shape):
-        sent.update(_columns(run, width))
-    sent.update((_gather if routed else _columns)(run, shape.hidden))
+        sent.update(_columns(run, width, 1 + again))
+    sent.update((_gather if routed else _columns)(run, shape.hidden, 1 + again))
     if shape.is_mla:
-        sent.update(_gather(run, shape.qk_rope))
+        sent.update(_gather(run, shape.qk_rope, 1 + again))
+    whole = run.recipe.dropout or run.layout.compile
+    repeated = (2 if whole else 1) if again else 0
+    sent.update(_rows(run, 2, repeated))
     return sent
 
 
@@ -90,73 +98,34 @@ def _attention_inputs(shape: ModelShape) -> tuple[int, ...]:
     return (shape.hidden,)
 
 
-def _columns(run: Run, width: int) -> Messages:
+def _columns(run: Run, width: int, forwards: int = 1) -> Messages:
     """Around products by columns, of one input of `width`."""
-    sent = _gather(run, width)
+    sent = _gather(run, width, forwards)
     if run.layout.sp:
         sent["all_gather", "tp input again", width] = 1
     return sent
 
 
-def _gather(run: Run, width: int) -> Messages:
+def _gather(run: Run, width: int, forwards: int) -> Messages:
     """To have the whole sequence of something, and to add up its gradient."""
     if not run.layout.sp:
         return Counter({("all_reduce", "tp input gradient", width): 1})
     return Counter(
         {
-            ("all_gather", "tp input", width): 1,
+            ("all_gather", "tp input", width): forwards,
             ("reduce_scatter", "tp input gradient", width): 1,
         }
     )
 
 
-def _rows(run: Run, count: int) -> Messages:
+def _rows(run: Run, count: int, repeated: int = 0) -> Messages:
     """Around `count` products by rows."""
     h = run.model.hidden
     if not run.layout.sp:
-        return Counter({("all_reduce", "tp output", h): count})
+        return Counter({("all_reduce", "tp output", h): count + repeated})
     return Counter(
         {
-            ("reduce_scatter", "tp output", h): count,
+            ("reduce_scatter", "tp output", h): count + repeated,
             ("all_gather", "tp output gradient", h): count,
         }
     )
-
-
-def _head(run: Run) -> Messages:
-    """Around the projection to the vocabulary."""
-    h = run.model.hidden
-    return _gather(run, h) if run.layout.logits else _columns(run, h)
-
-
-def _loss(run: Run, tokens: int, size: int) -> Iterator[Transfer]:
-    """The two reductions of the cross-entropy, for all tokens or chunk by chunk."""
-    m, chunk = run.micro_batches, run.layout.logits or tokens
-    for n, times in ((chunk, tokens // chunk * m), (tokens % chunk, m)):
-        if n:
-            yield Transfer("tensor", "all_reduce", "loss maximum", n * size, times)
-            yield Transfer("tensor", "all_reduce", "loss sums", 3 * n * size, times)
-
-
-def _again(run: Run, layers: range, layer: int) -> Messages:
-    """What recomputing one block of a stage repeats.
-
-    Recomputation stops at the last tensor that backward needs: the sum that ends a segment of
-    blocks is repeated only if dropout follows it, or if a block is one graph that runs whole. Of
-    parts, those that hold a product by columns gather its input once more: mlp that of the MLP,
-    operators that of the keys as well.
-    """
-    layout, shape, h = run.layout, run.model, run.model.hidden
-    again: Messages = Counter()
-    if layout.segment:
-        whole = run.recipe.dropout or layout.compile
-        stops = not whole and layer in segment_ends(layout, layers)
-        again["reduce_scatter" if layout.sp else "all_reduce", "tp output", h] = 1 if stops else 2
-        widths = [*_attention_inputs(shape), h] + [shape.qk_rope] * shape.is_mla
-    else:
-        operators, mlp = (part in layout.recomputed_parts for part in ("operators", "mlp"))
-        keys, wide = operators and not shape.is_mla, (operators or mlp) and not shape.routes(layer)
-        widths = [h] * (keys + wide)
-    for width in widths if layout.sp else ():
-        again["all_gather", "tp input", width] += 1
-    return again

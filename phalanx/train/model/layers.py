@@ -174,8 +174,7 @@ class Dropout:
         return x * self._mask(x.shape[-1], batch).to(x.dtype)
 
     def _mask(self, h: int, batch: MicroBatch) -> Tensor:
-        token = torch.arange(len(batch.tokens), device=batch.samples.device)
-        row = batch.samples * batch.seq + self.tp.my_sequence(token).unsqueeze(-1)
+        row = batch.samples * batch.seq + self.tp.my_sequence(batch.places).unsqueeze(-1)
         index = row.unsqueeze(-1) * h + torch.arange(h, device=row.device)
         key = key_of(f"{self.seed}/dropout/{batch.step}/{self.site}")
         return (uniform_at(key, index) >= self.rate) / (1 - self.rate)

@@ -1,8 +1,7 @@
 """One slice of the model: what a pipeline rank computes between two of its messages."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import cast
 
 import torch
@@ -10,17 +9,17 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from phalanx.core.run import Recipe, Run
+from phalanx.schedules.placement import placement
 from phalanx.train.mesh import Mesh
 from phalanx.train.model.batch import MicroBatch
 from phalanx.train.model.block import Block
-from phalanx.train.model.ends import Embedding, Head
+from phalanx.train.model.ends import Embedding, Head, Table
 from phalanx.train.model.experts import Experts
 from phalanx.train.parallel.data import Reducer, ShardedUnit
 from phalanx.train.parallel.expert import ExpertParallel
 from phalanx.train.parallel.tensor import TensorParallel
 from phalanx.train.parameters import Declaration, Held, declared_in
 from phalanx.train.precision.dtypes import Precision
-from phalanx.train.saved import Saved
 from phalanx.train.unit import Source, Unit
 from phalanx.train.weight_gradients import WeightGradients
 
@@ -32,14 +31,12 @@ class Stage:
     """A few blocks, with the embedding before the first or the head behind the last.
 
     Attributes:
-        index: which of the p v stages.
+        index: which of the schedule's stages.
         parts: what is computed, in order.
         units: of each part, the parameters it needs.
         reducer: of the gradients that this stage makes.
         gradients: does the work of its weights, or keeps it where backward is split.
-        recomputes: how many blocks run again together in backward, and keep only the input of the
-            first; 0 runs none.
-        saved: decides what else is kept for backward.
+        recomputes: blocks keep only their input, and run again in backward.
     """
 
     index: int
@@ -47,8 +44,7 @@ class Stage:
     units: tuple[tuple[ShardedUnit, ...], ...]
     reducer: Reducer
     gradients: WeightGradients
-    recomputes: int
-    saved: Saved
+    recomputes: bool
 
     @property
     def all_units(self) -> list[ShardedUnit]:
@@ -66,122 +62,70 @@ class Stage:
         Returns:
             [s/t, b, h]; on the last stage the sum of the losses, or this rank's logits.
         """
-        for segment in self._segments():
-            with self.saved.watching():
-                x = self._segment(segment, x, batch, logits=logits)
+        for i, part in enumerate(self.parts):
+            for unit in self.units[i]:
+                unit.acquire()
+            for unit in self.units[i + 1] if i + 1 < len(self.parts) else ():
+                unit.prefetch()
+            x = self._compute(part, x, batch, logits=logits)
+            if x.requires_grad:
+                x.register_hook(lambda _, i=i: self._before_backward(i))
+            for unit in self.units[i]:
+                unit.release()
         if x is None:
             raise ValueError(f"stage {self.index} has no parts")
         return x
 
-    def _segments(self) -> list[list[int]]:
-        """The parts that are computed together: some blocks if they are recomputed, else one."""
-        blocks = [i for i, part in enumerate(self.parts) if isinstance(part, Block)]
-        size = self.recomputes or 1
-        runs = [blocks[at : at + size] for at in range(0, len(blocks), size)]
-        return sorted([*runs, *([i] for i in range(len(self.parts)) if i not in blocks)])
-
-    def _segment(
-        self, segment: list[int], x: Tensor | None, batch: MicroBatch, *, logits: bool
-    ) -> Tensor:
-        """Compute a few parts, which run again in backward if they are blocks of such a stage."""
-        compute = partial(self._compute, segment, batch=batch, logits=logits)
-        block = isinstance(self.parts[segment[0]], Block)
-        if not (block and self.recomputes and torch.is_grad_enabled()):
-            return compute(x)
-        twice = _Twice(compute, partial(compute, again=True))
-        return cast(Tensor, checkpoint(twice, x, use_reentrant=False, preserve_rng_state=False))
-
-    def _compute(
-        self,
-        segment: list[int],
-        x: Tensor | None,
-        *,
-        batch: MicroBatch,
-        logits: bool,
-        again: bool = False,
-    ) -> Tensor:
-        """Compute parts one after the other, the weights of the next one on their way.
-
-        Args:
-            segment: which.
-            x: [s/t, b, h], None for the embedding.
-            batch: the micro-batch.
-            logits: stop before the loss.
-            again: in backward, which needs the weights of the last two next.
-        """
-        for i in segment:
-            for unit in self.units[i]:
-                unit.acquire()
-            if not again or i < segment[-1]:
-                for unit in self.units[i + 1] if i + 1 < len(self.parts) else ():
-                    unit.prefetch()
-            x = _run(self.parts[i], x, batch, logits=logits)
-            if x.requires_grad and not again:
-                x.register_hook(lambda _, i=i: self._before_backward(i))
-            if not again or i + 2 <= segment[-1]:
-                for unit in self.units[i]:
-                    unit.release()
+    def _compute(self, part: Part, x: Tensor | None, batch: MicroBatch, *, logits: bool) -> Tensor:
+        if isinstance(part, Embedding):
+            return part.forward(batch)
         if x is None:
-            raise ValueError("a segment has at least one part")
-        return x
+            raise ValueError(f"stage {self.index} needs the output of the one before")
+        if isinstance(part, Head):
+            return part.logits(x) if logits else part.forward(x, batch)
+        if not torch.is_grad_enabled():
+            return part.forward(x, batch)  # not what was compiled: that would be compiled anew
+        if self.recomputes:
+            again = checkpoint(part, x, batch, use_reentrant=False, preserve_rng_state=False)
+            return cast(Tensor, again)
+        return cast(Tensor, part(x, batch))
 
     def _before_backward(self, i: int) -> None:
-        """Have part i's weights here, and those that backward needs next on their way."""
-        for unit in self._needed(i):
+        """Have part i's weights here, and those that backward needs next on their way.
+
+        The backward of an embedding needs none.
+        """
+        if isinstance(self.parts[i], Embedding):
+            return
+        for unit in self.units[i]:
             unit.acquire()
-        if i:
-            for unit in self._needed(i - 1):
+        if i and not isinstance(self.parts[i - 1], Embedding):
+            for unit in self.units[i - 1]:
                 unit.prefetch()
-
-    def _needed(self, i: int) -> tuple[ShardedUnit, ...]:
-        """What the backward of part i needs: an embedding nothing, a head perhaps only its norm."""
-        part = self.parts[i]
-        if isinstance(part, Embedding):
-            return ()
-        return self.units[i][:1] if isinstance(part, Head) and part.chunk else self.units[i]
-
-
-class _Twice:
-    """Does one thing in forward, and another when backward asks for it again."""
-
-    def __init__(self, forward: Callable[..., Tensor], again: Callable[..., Tensor]) -> None:
-        self._next, self._again = forward, again
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Do what comes next."""
-        now, self._next = self._next, self._again
-        return now(x)
-
-
-def _run(part: Part, x: Tensor | None, batch: MicroBatch, *, logits: bool) -> Tensor:
-    if isinstance(part, Embedding):
-        return part.forward(batch)
-    if x is None:
-        raise ValueError("only the embedding needs no output of the part before")
-    if isinstance(part, Head):
-        return part.logits(x) if logits else part.forward(x, batch)
-    if not torch.is_grad_enabled():
-        return part.forward(x, batch)  # not what was compiled: that would be compiled anew
-    return cast(Tensor, part(x, batch))
 
 
 def build_stages(run: Run, mesh: Mesh, precision: Precision, source: Source) -> dict[int, Stage]:
-    """Build the stages that this rank holds, filled with their first weights from `source`."""
-    layout, shape = mesh.layout, run.model
-    layers = layout.layers_of_stages(shape.layers)
+    """Build the stages that this rank holds, filled with their first weights from `source`.
+
+    They come in the order of the layers, so that ranks with copies of the same stages have them
+    in the same order, and a tied table is made where the model begins.
+    """
+    layout, where = mesh.layout, placement(mesh.layout)
+    layers = layout.layers_of_stages(run.model.layers)
+    maker = _UnitMaker(run, mesh, precision, source)
     stages = {}
-    for index in range(mesh.at.pp, layout.num_stages, layout.pp):
-        first = sum(layers[:index])
+    table: Table | None = None
+    for index in sorted(where.stages_of(mesh.at.pp), key=lambda stage: stage % where.depth):
+        copy, place = divmod(index, where.depth)
+        first = sum(layers[:place])
         gradients = WeightGradients()
         tp = TensorParallel(mesh.tensor, sequence=bool(layout.sp), gradients=gradients)
-        ep = ExpertParallel(mesh.expert)
-        parts = _parts(run, tp, ep, range(first, first + layers[index]))
-        saved = Saved(layout.recomputed_parts)
-        for part in parts:
-            if isinstance(part, Block):
-                part.keep(saved)
-        units = _UnitMaker(run, mesh, precision, source)
-        per_part = tuple(units.of(part) for part in parts)
+        parts = _parts(
+            run, (tp, ExpertParallel(mesh.expert)), range(first, first + layers[place]), table
+        )
+        table = table or _tied_table(run, parts)
+        made_before = {unit for units in maker.made.values() for unit in units}
+        per_part = tuple(maker.of(part, copy) for part in parts)
         unique = list(dict.fromkeys(unit for group in per_part for unit in group))
         for unit in unique:
             gradients.adopt(unit, unit.unit.parameters)
@@ -189,51 +133,76 @@ def build_stages(run: Run, mesh: Mesh, precision: Precision, source: Source) -> 
             index=index,
             parts=tuple(parts),
             units=per_part,
-            reducer=Reducer(unique),
+            reducer=Reducer(unique, elsewhere=made_before.intersection(unique)),
             gradients=gradients,
-            recomputes=layout.segment,
-            saved=saved,
+            recomputes=layout.recompute == "full",
         )
     return stages
 
 
-def _parts(run: Run, tp: TensorParallel, ep: ExpertParallel, layers: range) -> Sequence[Part]:
-    """The embedding if the slice starts the model, its blocks, and the head if it ends it."""
+def _tied_table(run: Run, parts: Sequence[Part]) -> Table | None:
+    """The table of tokens that the head of this rank shares, if it has both."""
+    embeddings = (part for part in parts if isinstance(part, Embedding))
+    return next((part.table for part in embeddings if run.model.tied), None)
+
+
+def _parts(
+    run: Run,
+    axes: tuple[TensorParallel, ExpertParallel],
+    layers: range,
+    table: Table | None,
+) -> Sequence[Part]:
+    """The embedding if the slice starts the model, its blocks, and the head if it ends it.
+
+    Args:
+        run: gives the sizes.
+        axes: along which these parts are cut.
+        layers: of the slice.
+        table: tied, and made for another stage of this rank.
+    """
+    tp, ep = axes
     shape, recipe = run.model, run.recipe
     parts: list[Part] = [Block(i, shape, recipe, tp, ep) for i in layers]
     for block in parts:
-        if isinstance(block, Block) and run.layout.compile:
-            compile_block(block, recipe)
-    table = None
+        if isinstance(block, Block):
+            block.attention.recompute_core = run.layout.recompute == "selective"
+            if run.layout.compile:
+                compile_block(block, recipe, whole=run.layout.cp == 1)
     if layers.start == 0:
-        embedding = Embedding(shape, recipe, tp)
-        table = embedding.table if shape.tied else None
-        parts.insert(0, embedding)
+        parts.insert(0, Embedding(shape, recipe, tp))
+        table = _tied_table(run, parts)
     if layers.stop == shape.layers:
-        parts.append(Head(shape, recipe, tp, table, run.layout.logits))
+        parts.append(Head(shape, recipe, tp, table))
     return parts
 
 
-def compile_block(block: Block, recipe: Recipe) -> None:
+def compile_block(block: Block, recipe: Recipe, *, whole: bool) -> None:
     """Have a block's operations fused; blocks of one shape share what was compiled.
 
     The mask of dropout is another one in every step, so it stays outside, and so do experts.
+
+    Args:
+        block: becomes a compiled one.
+        recipe: says whether there is dropout.
+        whole: its attention needs no other rank.
     """
     if recipe.dropout:
         block.drop_attention = torch.compiler.disable(block.drop_attention)
         block.drop_mlp = torch.compiler.disable(block.drop_mlp)
-    whole = recipe.dropout == 0 and not isinstance(block.mlp, Experts)
+    whole = whole and recipe.dropout == 0 and not isinstance(block.mlp, Experts)
     block.compile(fullgraph=whole, dynamic=False)
 
 
 class _UnitMaker:
-    """Makes the units of a stage's parts; a tied table on one stage is one unit of two parts."""
+    """Makes the units of a rank's parts; a tied table is one unit of two parts."""
 
     def __init__(self, run: Run, mesh: Mesh, precision: Precision, source: Source) -> None:
         self.run, self.mesh, self.precision, self.source = run, mesh, precision, source
         self.made: dict[nn.Module, list[ShardedUnit]] = {}
+        self.apart = run.model.tied and not placement(mesh.layout).ends_together
 
-    def of(self, part: Part) -> tuple[ShardedUnit, ...]:
+    def of(self, part: Part, copy: int) -> tuple[ShardedUnit, ...]:
+        """The units of a part that belongs to this copy of the model."""
         modules: list[nn.Module] = [part]
         if isinstance(part, Embedding):
             modules = [m for m in (part.table, part.positions) if m is not None]
@@ -241,17 +210,19 @@ class _UnitMaker:
             modules = [part.norm, part.table]
         for module in modules:
             if module not in self.made:
-                last = isinstance(part, Head)
+                second = copy > 0 or (
+                    self.apart and isinstance(part, Head) and module is part.table
+                )
                 self.made[module] = [
-                    self._make(held, last=last) for held in _apart(declared_in(module))
+                    self._make(held, counted=not second) for held in _apart(declared_in(module))
                 ]
         return tuple(unit for module in modules for unit in self.made[module])
 
-    def _make(self, held: list[Held], *, last: bool) -> ShardedUnit:
+    def _make(self, held: list[Held], *, counted: bool) -> ShardedUnit:
         name = _unit_name(held[0].declaration)
         layout, mesh = self.mesh.layout, self.mesh
         sharded = layout.zero_stage >= 1
-        tied = self.run.model.tied and layout.pp > 1 and name == "embedding"
+        tied = self.apart and name == "embedding"
         spread = held[0].declaration.spread is not None
         copies = mesh.expert_copies if spread else mesh.copies
         parts = copies.shard if sharded else copies.all
@@ -263,7 +234,7 @@ class _UnitMaker:
             precision=self.precision,
             expert=(mesh.expert.size, mesh.expert.index),
         )
-        unit.counted = not (sharded and copies.replica.index) and not (tied and last)
+        unit.counted = counted and not (sharded and copies.replica.index)
         made = ShardedUnit(unit, mesh, copies, tied=tied)
         unit.fill(self.source)
         made.release()

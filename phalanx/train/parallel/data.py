@@ -12,7 +12,7 @@ Under HSDP the parts are divided among `shard` ranks, and reduced once more over
 (Zhao et al. 2023, arXiv:2304.11277, section 3.2.2). Its cost twin is phalanx/cost/axes/data.py.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -184,6 +184,7 @@ class ShardedUnit:
         self.settle()
         if self.sharded:
             self.copies.replica.all_reduce(self.unit.grad, "gradients of copies").wait()
+        self.mesh.twins.all_reduce(self.unit.grad, "gradients both ways").wait()
         if self.tied:
             self.mesh.ends.all_reduce(self.unit.grad, "tied embedding").wait()
         self._reduced_before = False
@@ -196,14 +197,20 @@ class Reducer:
     in another: so messages of different units never meet.
     """
 
-    def __init__(self, units: Sequence[ShardedUnit]) -> None:
-        """Take the units in the order in which forward first uses them."""
+    def __init__(
+        self, units: Sequence[ShardedUnit], elsewhere: Collection[ShardedUnit] = ()
+    ) -> None:
+        """Take the units of a stage.
+
+        Args:
+            units: in the order in which forward first uses them.
+            elsewhere: those that another stage shares and reduces; here they only add up.
+        """
         self._order = list(reversed(units))
+        self._elsewhere = frozenset(elsewhere)
         self._armed = False
         self._next = 0
         self._in_flight: ShardedUnit | None = None
-        for unit in units:
-            unit.on_complete = self._poll
 
     def arm(self) -> None:
         """From here on, what a backward leaves is final: reduce each unit as it completes."""
@@ -213,6 +220,7 @@ class Reducer:
         """Start a backward pass of the stage, or the half of it whose work W will do."""
         self._next = 0
         for unit in self._order:
+            unit.on_complete = self._poll
             unit.begin_backward(kept)
 
     def _poll(self) -> None:
@@ -229,7 +237,7 @@ class Reducer:
     def _advance(self) -> None:
         unit = self._order[self._next]
         self._next += 1
-        if self._armed:
+        if self._armed and unit not in self._elsewhere:
             if unit.frees_grads and self._in_flight is not None:
                 self._in_flight.settle()
             unit.settle()
