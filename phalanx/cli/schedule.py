@@ -22,9 +22,10 @@ from phalanx.plan.simulate import idle_within, occupancy, peak_in_flight, simula
 from phalanx.schedules.build import NAMES, build
 from phalanx.schedules.check import check
 from phalanx.schedules.check_lowered import check_lowered
+from phalanx.schedules.file import read_schedule
 from phalanx.schedules.lower import add_transfers
 from phalanx.schedules.messages import SENDS, only_computing
-from phalanx.schedules.text import from_csv, to_csv
+from phalanx.schedules.text import to_csv
 
 SCHEMA = 1
 PRICED = {kind.value: kind for kind in Kind if kind.computes}
@@ -73,11 +74,7 @@ def _schedule(args: Namespace) -> Schedule:
     name = args.schedule
     if not name.endswith(".csv"):
         return build(name, _or(args.p, 4), _or(args.m, 8), args.v)
-    path = Path(name)
-    try:
-        schedule = from_csv(path.read_text(encoding="utf-8"), path.stem)
-    except UnicodeDecodeError:
-        raise UsageError(f"{name} is no text; it has one line of actions per rank") from None
+    schedule = read_schedule(name)
     for size in ("p", "m", "v"):
         asked, found = getattr(args, size), getattr(schedule, size)
         if asked not in (None, found):

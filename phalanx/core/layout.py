@@ -48,7 +48,8 @@ class Layout:
         zero: what data-parallel ranks shard: 0 nothing, 1 optimizer, 2 gradients, 3 weights.
         shard: how many dp ranks share one sharded copy (HSDP); 0 means all of dp.
         v: chunks of layers per pipeline rank; 0 means as few as the schedule can have.
-        schedule: the order of micro-batches over the pipeline.
+        schedule: the order of micro-batches over the pipeline: a name, or the path of a CSV file
+            with one line of actions per rank.
         mb: sequences per micro-batch.
         stages: layers of each of the p v stages; empty means as even as possible. The first and
             the last may hold none, only the embedding or the head.
@@ -85,7 +86,8 @@ class Layout:
             if getattr(self, key) < 1:
                 raise UsageError(f"{key}={getattr(self, key)}; a degree is at least 1")
         _one_of("zero", self.zero, (0, 1, 2, 3))
-        _one_of("schedule", self.schedule, SCHEDULES)
+        if not self.schedule.endswith(".csv"):
+            _one_of("schedule", self.schedule, SCHEDULES)
         if not set(self.recompute.split("+")) <= set(RECOMPUTE_PARTS):
             _one_of("recompute", self.recompute, (*RECOMPUTE, *RECOMPUTE_PARTS))
         _one_of("precision", self.precision, PRECISIONS)
@@ -272,6 +274,8 @@ def _one_of(key: str, value: object, allowed: tuple[object, ...]) -> None:
 
 
 def _read(key: str, value: object) -> object:
+    if key == "schedule" and str(value).endswith(".csv"):
+        return str(value)
     if key in ("schedule", "recompute", "precision", "context"):
         return str(value).lower()
     if key in ("sp", "compile"):

@@ -155,6 +155,11 @@ def refuse(question: Question) -> None:
             f"a sequence of {question.seq} tokens cannot be cut over cp={layout.cp}; "
             f"cp can be {shorten(divisors(question.seq))}"
         )
+    if layout.schedule.endswith(".csv"):
+        raise RefusedError(
+            f"schedule={layout.schedule}: the planner prices schedules by name, {layout.schedule} "
+            "it cannot; `phalanx schedule` times the file"
+        )
     needed = 2 if layout.schedule in TWO_STAGES else 1
     if layout.schedule != "interleaved" and layout.v != needed:
         raise RefusedError(

@@ -7,6 +7,7 @@ from phalanx.core.layout import Layout
 from phalanx.core.schedule import Schedule
 from phalanx.schedules.check_lowered import check_lowered
 from phalanx.schedules.dualpipe import dualpipe, dualpipev
+from phalanx.schedules.file import schedule_to_train
 from phalanx.schedules.forward_only import forward_only as forward_rows
 from phalanx.schedules.gpipe import gpipe
 from phalanx.schedules.interleaved import interleaved
@@ -82,11 +83,16 @@ def lowered(layout: Layout, m: int, reduce_every: bool) -> Schedule:
     Raises:
         RefusedError: the schedule cannot be had in these sizes.
     """
-    chunks = 2 if layout.schedule in TWO_STAGES else layout.v
-    built = build(layout.schedule, layout.pp, m, chunks)
-    schedule = add_reductions(add_transfers(built), every=reduce_every)
+    schedule = add_reductions(add_transfers(_of_layout(layout, m)), every=reduce_every)
     check_lowered(schedule)
     return schedule
+
+
+def _of_layout(layout: Layout, m: int) -> Schedule:
+    if layout.schedule.endswith(".csv"):
+        return schedule_to_train(layout, m)
+    chunks = 2 if layout.schedule in TWO_STAGES else layout.v
+    return build(layout.schedule, layout.pp, m, chunks)
 
 
 def lowered_forward_only(where: Placement, m: int) -> Schedule:

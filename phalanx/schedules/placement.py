@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from phalanx.core.layout import Layout
 from phalanx.core.schedule import Schedule
+from phalanx.schedules.file import read_schedule
 
 
 class Placement(NamedTuple):
@@ -69,6 +70,8 @@ def placement(layout: Layout) -> Placement:
             return folded(layout.pp)
         case "dualpipe":
             return doubled(layout.pp)
+        case name if name.endswith(".csv"):
+            return placement_of(read_schedule(name))
         case _:
             return looped(layout.pp, layout.v)
 

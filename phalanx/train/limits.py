@@ -19,7 +19,7 @@ def refuse_untrainable(run: Run) -> None:
     limits = (("schedule", SCHEDULES), ("precision", PRECISIONS), ("recompute", RECOMPUTE))
     for key, runs in limits:
         asked = getattr(layout, key)
-        if asked not in runs:
+        if asked not in runs and not asked.endswith(".csv"):
             raise RefusedError(
                 f"{key}={asked}: the trainer runs {', '.join(runs)}; the planner can price the rest"
             )

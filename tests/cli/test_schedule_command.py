@@ -135,7 +135,7 @@ def test_a_picture_never_grows_wider_than_the_screen(p, m, columns, f):
         (["1f1b", "--cost", "G=1"], 2, "unknown kind of action 'G'; known: B, F, I, W"),
         (["1f1b", "--cost", "F=-1"], 2, "the cost of F is -1.0; it must be finite and at least 0"),
         (["1f1b", "--cost", "F=0,I=0,W=0"], 2, "every action costs 0"),
-        (["missing.csv"], 1, "missing.csv: No such file"),
+        (["missing.csv"], 2, "there is no schedule missing.csv"),
     ],
 )
 def test_a_wrong_question_gets_one_line_and_its_exit_code(phalanx, words, code, message):

@@ -14,14 +14,20 @@ from phalanx.core.layout import FOLDED, Coordinates, Layout
 from phalanx.core.run import Run
 from phalanx.core.traffic import Transfer
 from phalanx.cost.units import bytes_per_element, kept_elements, passes, tokens_at, units_at
+from phalanx.schedules.file import read_schedule, refuse_early_embedding, schedule_to_train
 from phalanx.schedules.placement import placement
 
 
 def refuse(run: Run) -> None:
     """Raise RefusedError where layers or micro-batches do not suit the schedule."""
     layout, m = run.layout, run.micro_batches
+    if layout.schedule.endswith(".csv"):
+        schedule = schedule_to_train(layout, m)
+        if run.model.tied:
+            refuse_early_embedding(schedule)
     layout.layers_of_stages(run.model.layers)
     _refuse_chunks(layout)
+    _refuse_compiled(layout)
     if layout.schedule == "dualpipe" and layout.pp % 2:
         raise RefusedError(
             f"schedule=dualpipe pairs its ranks, but pp={layout.pp} is odd; "
@@ -47,7 +53,7 @@ _WANTED = {
 
 
 def enough(layout: Layout, m: int) -> int:
-    """The fewest micro-batches that the schedule takes, but at least `m`."""
+    """The fewest micro-batches that the schedule takes, but at least `m`; a file has its own."""
     p = layout.pp
     match layout.schedule:
         case "interleaved":
@@ -56,12 +62,16 @@ def enough(layout: Layout, m: int) -> int:
             return max(2 * p, m + m % 2)
         case "dualpipev":
             return max(2 * p, m)
+        case name if name.endswith(".csv"):
+            return read_schedule(name).m
         case _:
             return m
 
 
 def _refuse_chunks(layout: Layout) -> None:
-    """Only interleaving leaves the number of chunks open."""
+    """Only interleaving and files leave the number of chunks open."""
+    if layout.schedule.endswith(".csv"):
+        return
     if layout.schedule == "interleaved":
         if min(layout.pp, layout.v) == 1:
             raise RefusedError(
@@ -74,6 +84,15 @@ def _refuse_chunks(layout: Layout) -> None:
         raise RefusedError(
             f"schedule={layout.schedule} has {needed} stage{'s' * (needed > 1)} per rank, not "
             f"v={layout.v}; use schedule=interleaved, or v={needed}"
+        )
+
+
+def _refuse_compiled(layout: Layout) -> None:
+    """A compiled block computes both halves of its backward at once."""
+    if layout.compile and layout.schedule not in ("gpipe", "1f1b", "interleaved"):
+        raise RefusedError(
+            f"schedule={layout.schedule} splits the backward, which a compiled block does at "
+            "once; use compile=off, or schedule=1f1b"
         )
 
 
