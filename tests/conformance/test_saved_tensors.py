@@ -15,14 +15,16 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from phalanx.core.layout import Layout
+from phalanx.core.layout import CONTEXTS, Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe
+from phalanx.core.traffic import Axis
 from phalanx.cost.saved import OURS, Saved, block_saved, bytes_per_token, head_saved, kept
 from phalanx.train.comm import Group, Ledger
 from phalanx.train.model.batch import MicroBatch
 from phalanx.train.model.block import Block
 from phalanx.train.model.ends import Head
+from phalanx.train.parallel.context import ContextParallel
 from phalanx.train.parallel.tensor import TensorParallel
 from phalanx.train.parameters import declared_in
 
@@ -53,15 +55,19 @@ LAYOUTS = [
 
 
 @contextmanager
-def tensor_group(size: int) -> Iterator[Group]:
+def tensor_group(size: int, axis: Axis = "tensor") -> Iterator[Group]:
     if size == 1:
-        yield Group("tensor", [0], None, Ledger())
+        yield Group(axis, [0], None, Ledger())
         return
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
     try:
-        yield Group("tensor", range(size), dist.group.WORLD, Ledger())
+        yield Group(axis, range(size), dist.group.WORLD, Ledger())
     finally:
         dist.destroy_process_group()
+
+
+def alone() -> Group:
+    return Group("tensor", [0], None, Ledger())
 
 
 def fill(module: nn.Module, tp: int, dtype: torch.dtype) -> None:
@@ -121,6 +127,23 @@ def test_a_block_keeps_what_the_ledger_says(shape: ModelShape, line: str):
         found = measured(lambda: block(x, micro_batch(layout.mb)), block)
     ledger = block_saved(shape, 0, SEQ, 4, OURS)
     assert found == predicted(ledger, layout)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective"])
+@pytest.mark.parametrize("kind", CONTEXTS)
+@pytest.mark.parametrize("shape", [LLAMA, GPT, LATENT], ids=["llama", "gpt", "latent"])
+def test_a_rank_keeps_of_its_part_of_a_sequence_what_it_would_keep_alone(
+    shape: ModelShape, kind: str, recompute: str
+):
+    layout = Layout(mb=3, recompute=recompute)
+    block = Block(0, shape, Recipe(), TensorParallel(alone(), sequence=False))
+    block.attention.recompute_core = recompute == "selective"
+    fill(block, 1, torch.float32)
+    x = torch.ones(SEQ, layout.mb, shape.hidden, requires_grad=True)
+    with tensor_group(4, "context") as group:
+        batch = replace(micro_batch(layout.mb), context=ContextParallel(group, kind))
+        found = measured(lambda: block(x, batch), block)
+    assert found == predicted(block_saved(shape, 0, SEQ, 4, OURS), layout)
 
 
 def test_llama_blocks_in_bf16_keep_what_the_ledger_says():

@@ -45,7 +45,15 @@ def under(run: Run, line: str, **recipe: int) -> Run:
 
 
 @pytest.mark.parametrize(
-    "line", ["dp=1", "dp=2 pp=2 zero=3", "pp=2 tp=2", "dp=4 shard=2 zero=2", "dp=2 precision=fp16"]
+    "line",
+    [
+        "dp=1",
+        "dp=2 pp=2 zero=3",
+        "pp=2 tp=2",
+        "dp=4 shard=2 zero=2",
+        "dp=2 precision=fp16",
+        "dp=2 cp=2",
+    ],
 )
 def test_half_a_run_and_the_other_half_are_the_whole_run_bit_for_bit(
     ranks: RankPool, tmp_path: Path, text: Path, line: str
@@ -68,6 +76,7 @@ def test_half_a_run_and_the_other_half_are_the_whole_run_bit_for_bit(
         ("dp=1", "pp=4"),
         ("dp=2 pp=2 schedule=dualpipe", "pp=2 schedule=zb-v"),
         ("dp=4 shard=2 zero=3", "dp=2 tp=2 zero=2"),
+        ("dp=2 cp=2 zero=3", "cp=2 tp=2 zero=1"),
     ],
 )
 def test_every_tensor_is_the_same_bits_under_another_layout(
