@@ -52,9 +52,6 @@ class Stack:
         gradient_bytes: of an accumulated gradient.
         moment_bytes: of the two moments of Adam together; 0 means as the precision has them.
         reduced_apart: under ZeRO-1 a rank's part of the reduced gradient has memory of its own.
-        adds_apart: a product leaves the gradient of its matrix apart, and another pass adds it up.
-        travels_on: under ZeRO-2 and 3 the last gradient of a micro-batch may travel until the
-            backward of the next.
         logit_kept: bytes that each logit keeps from forward to backward.
         logit_peak: bytes that each logit holds at the worst moment of the loss, where the
             vocabulary is cut over tp.
@@ -72,8 +69,6 @@ class Stack:
     gradient_bytes: float = 4.0
     moment_bytes: float = 0.0
     reduced_apart: bool = False
-    adds_apart: bool = False
-    travels_on: bool = False
     logit_kept: float = 4.0
     logit_peak: float = 10.0
     logit_peak_whole: float = 12.0
@@ -81,16 +76,8 @@ class Stack:
     fragmentation: float = 0.03
 
 
-OURS = Stack(
-    name="phalanx",
-    angles=True,
-    reduced_apart=True,
-    adds_apart=True,
-    travels_on=True,
-    logit_peak=6.0,
-    logit_peak_whole=6.0,
-)
-EAGER = Stack(name="plain PyTorch", angles=True, reduced_apart=True, adds_apart=True)
+OURS = Stack(name="phalanx", angles=True, reduced_apart=True, logit_peak=6.0, logit_peak_whole=6.0)
+EAGER = Stack(name="plain PyTorch", angles=True, reduced_apart=True)
 MEGATRON = Stack(name="Megatron-LM", logit_peak_whole=10.0)
 PAPER = Stack(
     name="Korthikanti et al. 2022",

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from phalanx.core.run import Run
 from phalanx.cost.flops import describe_convention, flops_per_token, utilization
+from phalanx.train.balance import Load
 from phalanx.train.mesh import Mesh
 from phalanx.train.peak import known_peak, measured_gemm_flops
 from phalanx.train.precision.dtypes import Precision
@@ -62,23 +63,25 @@ class Agreed(NamedTuple):
         stop: some rank was asked to save and stop.
         data_wait: seconds that the slowest rank waited for its batch.
         memory: most bytes of any rank.
+        load: of the experts of the worst layer.
     """
 
     stop: bool
     data_wait: float
     memory: int
+    load: Load
 
 
-def agree(mesh: Mesh, *, stop: bool, data_wait: float) -> Agreed:
+def agree(mesh: Mesh, load: Load, *, stop: bool, data_wait: float) -> Agreed:
     """Let every rank know the largest value of any rank."""
     mine = torch.tensor(
-        [float(stop), data_wait, float(peak_memory(mesh.device))],
+        [float(stop), data_wait, float(peak_memory(mesh.device)), *load],
         dtype=torch.float64,
         device=mesh.device,
     )
     mesh.world.all_reduce(mine, "step report", largest=True).wait()
-    stopped, wait, memory = mine.tolist()
-    return Agreed(stopped > 0, wait, int(memory))
+    stopped, wait, memory, *worst = mine.tolist()
+    return Agreed(stopped > 0, wait, int(memory), Load(*worst))
 
 
 @dataclass
@@ -165,6 +168,8 @@ class Meter:
             peak_bytes=self.memory,
             skipped=result.skipped,
             loss_scale=result.loss_scale,
+            expert_load=agreed.load.busiest if self.run.model.is_moe else None,
+            expert_dropped=agreed.load.dropped if self.run.model.is_moe else None,
             seconds_left=(last - step - 1) * statistics.median(self._recent),
         )
 

@@ -75,6 +75,9 @@ class StepMetrics:
         peak_bytes: most memory held by any rank so far.
         skipped: the update was not applied (its loss or gradient was not finite).
         loss_scale: what the loss was multiplied with before backward; 1 but for fp16.
+        expert_load: visits of the busiest expert over those of an even load, in the layer where
+            that is most; None without experts.
+        expert_dropped: share of the visits that found their expert full, likewise.
         seconds_left: until the last step, at the present speed.
     """
 
@@ -93,6 +96,8 @@ class StepMetrics:
     peak_bytes: int = 0
     skipped: bool = False
     loss_scale: float = 1.0
+    expert_load: float | None = None
+    expert_dropped: float | None = None
     seconds_left: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -112,6 +117,8 @@ class StepMetrics:
             "peak_bytes": self.peak_bytes,
             "skipped": self.skipped,
             "loss_scale": self.loss_scale,
+            "expert_load": self.expert_load,
+            "expert_dropped": self.expert_dropped,
         }
 
 

@@ -42,7 +42,25 @@ def own_pieces(engine: Engine) -> list[Piece]:
         fields = {"weight": unit.master, **engine.optimizer.moments(unit)}
         for slot, start, stop in unit.own_pieces():
             pieces += _pieces(unit, slot, (start, stop), fields)
-    return pieces
+    mesh = engine.mesh
+    first = mesh.data.index == mesh.tensor.index == mesh.twins.index == 0
+    return [*pieces, *_biases(engine)] if first else pieces
+
+
+def _biases(engine: Engine) -> Iterator[Piece]:
+    """What evens out the load of experts: whole on every rank that has the layer."""
+    for router in engine.balancer.routers:
+        shape = tuple(router.bias.shape)
+        yield Piece(
+            name=f"{router.prefix}.bias",
+            field="weight",
+            shape=shape,
+            offsets=(0,),
+            sizes=shape,
+            start=0,
+            stop=shape[0],
+            data=router.bias,
+        )
 
 
 def restore(engine: Engine, checkpoint: Checkpoint, corpus: str) -> int:
@@ -73,6 +91,7 @@ def restore(engine: Engine, checkpoint: Checkpoint, corpus: str) -> int:
         checkpoint.read(_wanted(unit, {"weight": unit.master, **moments}))
         engine.optimizer.restore(unit, moments)
         sharded.publish()
+    checkpoint.read(_biases(engine))
     return int(state["step"])
 
 

@@ -15,6 +15,7 @@ from phalanx.core.run import Run
 from phalanx.data.batches import Batch
 from phalanx.schedules.build import lowered, lowered_forward_only
 from phalanx.schedules.placement import placement
+from phalanx.train.balance import Balancer, Load
 from phalanx.train.executor import Executor
 from phalanx.train.loss import IGNORED
 from phalanx.train.mesh import Mesh
@@ -38,12 +39,14 @@ class StepResult(NamedTuple):
         grad_norm: before clipping.
         skipped: a loss or gradient was not finite, and the weights did not move.
         loss_scale: what the loss was multiplied with.
+        load: of the experts of this rank's layers.
     """
 
     loss: float
     grad_norm: float
     skipped: bool
     loss_scale: float = 1.0
+    load: Load = Load()
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class Engine:
         optimizer: of this rank's part of the master weights.
         recorder: of what this rank does when.
         loss_scale: of the next step.
+        balancer: of the experts of this rank's layers.
     """
 
     run: Run
@@ -67,6 +71,7 @@ class Engine:
     optimizer: Optimizer
     recorder: Recorder
     loss_scale: LossScale
+    balancer: Balancer
 
     def positions(self) -> range:
         """Which sequences of the global batch this rank works on."""
@@ -107,6 +112,7 @@ def build_engine(run: Run, mesh: Mesh) -> Engine:
     schedule = lowered(layout, run.micro_batches, every)
     stages = build_stages(run, mesh, precision, starting_values(run))
     units = list(dict.fromkeys(unit for stage in stages.values() for unit in stage.all_units))
+    routers = [router for stage in stages.values() for router in stage.routers]
     seq = layout.padded_seq(run.recipe.seq) // layout.sequence_parts
     shape = (seq, layout.mb, run.model.hidden)
     wire = Wire(mesh.pipeline, schedule, Form(shape, precision.compute, mesh.device))
@@ -119,6 +125,7 @@ def build_engine(run: Run, mesh: Mesh) -> Engine:
         optimizer=Optimizer(run.recipe, units),
         recorder=recorder,
         loss_scale=precision.loss_scale(),
+        balancer=Balancer(routers, run.recipe.balance_speed, mesh),
     )
 
 
@@ -145,6 +152,7 @@ def forward_backward(engine: Engine, step: int, batch: Batch) -> float:
     with engine.recorder.span("reduce", "communicate"):
         for unit in engine.units:
             unit.finish()
+        engine.balancer.reduce()
         engine.loss_scale.unscale(unit.unit.grad for unit in engine.units)
         return mean_loss(engine, loss, valid)
 
@@ -158,9 +166,10 @@ def update(engine: Engine, loss: float) -> StepResult:
         if not skipped:
             clip(engine.units, norm, recipe.clip)
             engine.optimizer.step()
+            engine.balancer.move()
     used = engine.loss_scale.value
     engine.loss_scale.learn(skipped=skipped)
-    return StepResult(loss, norm, skipped, used)
+    return StepResult(loss, norm, skipped, used, engine.balancer.load)
 
 
 def evaluate(engine: Engine, executor: Executor, batch: Batch) -> float:

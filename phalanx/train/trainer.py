@@ -210,7 +210,9 @@ def _steps(session: Session, first: int, last: int) -> tuple[int, bool]:
             rate = engine.optimizer.learning_rate
             result = train_step(engine, step, batch)
             waited = batches.seconds_waited
-            agreed = agree(engine.mesh, stop=session.worker.stop.requested, data_wait=waited)
+            agreed = agree(
+                engine.mesh, result.load, stop=session.worker.stop.requested, data_wait=waited
+            )
             recorder.seconds["data"] = recorder.seconds.get("data", 0.0) + waited
             now = time.perf_counter()
             metrics = session.meter.measure(step, result, now - start, agreed, rate)

@@ -50,7 +50,7 @@ FEATURES: Mapping[str, Tables] = {
             "groups_kept": 2,
             "routed_scale": 1.5,
         },
-        "recipe": {"balance_loss": 0.01},
+        "recipe": {"balance_loss": 0.01, "balance_speed": 0.02},
     },
     "sgd": {"recipe": {"optimizer": "sgd", "learning_rate": 0.1}},
     "max-norm": {"recipe": {"clip_norm": float("inf"), "clip": 0.1}},
@@ -193,6 +193,7 @@ COVER = tuple(
     dp=4 ep=2 tp=2 zero=3 mb=2 recompute=full | deepseek dropout
     dp=4 shard=2 ep=2 zero=2 | experts smoothing max-norm | holes
     dp=2 ep=2 pp=2 tp=2 zero=1 schedule=zb-h1 mb=2 | deepseek latent tied
+    dp=2 ep=2 pp=2 zero=2 schedule=dualpipe mb=1 | deepseek
     """.strip().splitlines()
 )
 

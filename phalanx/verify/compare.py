@@ -10,7 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from phalanx.train.model.experts import Router
 from phalanx.train.parallel.data import ShardedUnit
+from phalanx.train.parameters import Declaration
 from phalanx.train.unit import Slot
 from phalanx.verify.reference import ReferenceStep
 
@@ -91,6 +93,15 @@ def see_weights(
             mine = sharded.unit.weights[slot.start : slot.stop]
             yield _see(step, "weight", slot, (slot.start, slot.stop), mine, reference.weights)
         sharded.release()
+
+
+def see_biases(routers: Iterable[Router], step: int, reference: ReferenceStep) -> Iterator[Seen]:
+    """Compare what evens out the load of experts, after the update."""
+    for router in routers:
+        name, shape = f"{router.prefix}.bias", tuple(router.bias.shape)
+        declaration = Declaration(name=name, shape=shape)
+        slot = Slot(declaration, declaration.box(1, 0), 0, shape[0])
+        yield _see(step, "weight", slot, (0, shape[0]), router.bias, reference.weights)
 
 
 def _see(

@@ -37,8 +37,13 @@ FAULTS: dict[Collective, tuple[Fault, ...]] = {
 COUNTS = "rows per expert"
 
 # Softmax does not change when the same number is subtracted from all logits of a token: the
-# largest is subtracted only so that nothing overflows.
-HARMLESS = {("loss maximum", "doubled")}
+# largest is subtracted only so that nothing overflows. Biases of experts follow the sign of a
+# difference of loads.
+HARMLESS = {
+    ("loss maximum", "doubled"),
+    ("expert loads", "doubled"),
+    ("expert loads both ways", "doubled"),
+}
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,15 @@ from phalanx.data.synthetic import Masked, SyntheticStream
 from phalanx.train.limits import refuse_untrainable
 from phalanx.train.mesh import GroupType, build_mesh
 from phalanx.train.step import Engine, build_engine, forward_backward, update
-from phalanx.verify.compare import TOLERANCES, Seen, Verdict, judge, see_gradients, see_weights
+from phalanx.verify.compare import (
+    TOLERANCES,
+    Seen,
+    Verdict,
+    judge,
+    see_biases,
+    see_gradients,
+    see_weights,
+)
 from phalanx.verify.pool import RankPool
 from phalanx.verify.reference import ReferenceStep, reference_steps
 
@@ -192,6 +200,7 @@ def layout_job(
         norms.append(update(engine, losses[-1]).grad_norm)
         traffic = mesh.ledger.transfers()
         seen += see_weights(engine.units, step, reference)
+        seen += see_biases(engine.balancer.routers, step, reference)
     return RankReport(losses, norms, seen, traffic)
 
 

@@ -46,12 +46,19 @@ def reference_steps(run: Run, stream: Stream, steps: int) -> list[ReferenceStep]
         for name, d in declared.items()
     }
     optimizer = _optimizer(recipe, declared, master)
+    biases = {
+        f"blocks.{i}.router.bias": torch.zeros(run.model.experts, dtype=torch.float64)
+        for i in range(run.model.layers)
+        if run.model.routes(i)
+    }
     done: list[ReferenceStep] = []
     factor = _LossScale(precision.compute == torch.float16)
     for step in range(steps):
         batch = stream.batch(step, range(recipe.batch))
         optimizer.zero_grad()
-        loss, balance = _loss(run, _cast(master, precision.compute), batch, step)
+        weights = {**_cast(master, precision.compute), **biases}
+        model = _Model(run.model, recipe, weights, step)
+        loss, balance = _loss(model, batch)
         ((loss + balance) * factor.value).backward()
         for w in master.values():
             w.grad = _grad(w) / factor.value
@@ -67,7 +74,9 @@ def reference_steps(run: Run, stream: Stream, steps: int) -> list[ReferenceStep]
             group["lr"] = recipe.learning_rate_at(factor.updates)
         if factor.accepts(loss, norm):
             optimizer.step()
-        weights = {name: w.detach().clone() for name, w in master.items()}
+            for name, load in model.loads.items():
+                biases[name] = biases[name] + recipe.balance_speed * (load.mean() - load).sign()
+        weights = {name: w.detach().clone() for name, w in master.items()} | biases
         done.append(ReferenceStep(loss.item(), norm.item(), grads, weights))
     return done
 
@@ -115,10 +124,9 @@ def _optimizer(
     return torch.optim.AdamW(groups, lr=1.0, betas=betas, eps=recipe.eps, foreach=False)
 
 
-def _loss(run: Run, w: Mapping[str, Tensor], batch: Batch, step: int) -> tuple[Tensor, Tensor]:
+def _loss(model: "_Model", batch: Batch) -> tuple[Tensor, Tensor]:
     """Mean loss over all valid tokens of the batch, and what balances experts beside it."""
-    shape, recipe = run.model, run.recipe
-    model = _Model(shape, recipe, w, step)
+    recipe = model.recipe
     logits = model.logits(batch)
     wide = logits if logits.dtype == torch.float64 else logits.float()
     targets = torch.from_numpy(batch.targets).flatten()
@@ -140,7 +148,8 @@ class _Model:
         self, shape: ModelShape, recipe: Recipe, weights: Mapping[str, Tensor], step: int
     ) -> None:
         self.shape, self.recipe, self.w, self.step = shape, recipe, weights, step
-        self.imbalance = torch.zeros(())
+        self.imbalance = torch.zeros(())  # of experts, summed over sequences and layers
+        self.loads: dict[str, Tensor] = {}  # visits of each expert, by the name of its bias
 
     def logits(self, batch: Batch) -> Tensor:
         positions = torch.from_numpy(batch.positions)
@@ -244,7 +253,9 @@ class _Model:
         shape, wide = self.shape, torch.float64 if x.dtype == torch.float64 else torch.float32
         logits = x.to(wide) @ self.w[f"{block}.router.weight"].to(wide).t()
         affinity = logits.sigmoid() if shape.routing == "sigmoid" else logits.softmax(-1)
-        chosen = self._chosen(affinity.detach())
+        bias = f"{block}.router.bias"
+        chosen = self._chosen(affinity.detach() + self.w[bias].to(wide))
+        self.loads[bias] = chosen.sum((0, 1), dtype=torch.float64)
         weights = affinity * chosen
         if shape.normalised:
             weights = weights / weights.sum(-1, keepdim=True)

@@ -120,12 +120,11 @@ def test_the_run_file_has_the_fastest_layout_that_the_trainer_runs(phalanx, tmp_
     assert Layout.parse(json.loads(out)["layouts"][0]["layout"]) == load_run(path).layout
 
 
-def test_no_run_file_is_written_of_what_train_cannot_run(phalanx, tmp_path: Path):
+def test_a_model_that_train_cannot_run_is_said_to_be_planned_only(phalanx, tmp_path: Path):
     path = tmp_path / "run.toml"
-    asked = ("gpt2", "a100x8", "--tokens", "64Ki", "--seq", "2048")
-    code, _, err = phalanx(*asked, "--out", path)
+    code, _, err = phalanx("mixtral-8x7b", "h100x16", "--tokens", "512Ki", "--out", path)
     assert code == 3
-    assert "longer than the 1024 learned positions" in err
+    assert "the trainer has no mixtures of experts" in err
     assert not path.exists()
 
 

@@ -86,6 +86,7 @@ CASES = [
     ("moe", "dp=4 ep=2 tp=2 zero=3 recompute=full"),
     ("moe", "dp=4 shard=2 ep=2 zero=2 mb=2"),
     ("moe", "dp=2 ep=2 pp=2 zero=1 mb=2"),
+    ("moe", "dp=2 ep=2 pp=2 schedule=dualpipe"),
 ]
 
 

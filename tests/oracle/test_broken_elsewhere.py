@@ -294,3 +294,31 @@ def test_validation_of_a_batch_is_its_training_loss(ranks: RankPool) -> None:
     case = Question("dp=2 pp=2 zero=3").case()
     for training, validation in ranks.run(4, training_and_validation_loss, case.run):
         assert validation == pytest.approx(training, rel=1e-14)
+
+
+@pytest.mark.parametrize("dense", [2, 3])
+def test_experts_in_the_last_layers_only_do_not_hang_a_pipeline(
+    ranks: RankPool, dense: int
+) -> None:
+    last = {"model": {"dense_layers": dense}}
+    for schedule in ("1f1b", "zb-h1"):
+        question = Question(f"dp=2 pp=2 ep=2 schedule={schedule}", ("experts",), tables=last)
+        assert verify(ranks, question.case(steps=1)).complaints == []
+
+
+def test_every_token_to_the_first_expert_is_a_step_like_any_other(ranks: RankPool) -> None:
+    """All matrices are zero: every expert is as good as any, and of equals the first is chosen."""
+    zeros = {"model": {"top_k": 1}, "recipe": {"init_std": 0.0, "capacity": 0.0}}
+    question = Question("dp=2 pp=2 ep=2", ("experts",), tables=zeros)
+    assert verify(ranks, question.case(steps=2)).complaints == []
+
+
+@pytest.mark.parametrize(
+    "layout", ["dp=2 ep=2 tp=2 mb=1", "dp=2 ep=2 tp=2 mb=2", "tp=2 sp=off mb=4", "dp=4 zero=3"]
+)
+def test_the_gradient_of_the_balance_loss_does_not_depend_on_the_cut(
+    ranks: RankPool, layout: str
+) -> None:
+    heavy = {"recipe": {"balance_loss": 5.0, "capacity": 0.0, "seq": 31}}
+    question = Question(layout, ("experts",), tables=heavy)
+    assert verify(ranks, question.case(steps=1)).complaints == []

@@ -11,6 +11,7 @@ from phalanx.verify.oracle import Tamper, compare, reference_job
 from phalanx.verify.pool import RankPool
 
 SMALL = {"model": {"layers": 2}, "recipe": {"seq": 16}}
+BALANCED = {**SMALL, "recipe": {"seq": 16, "balance_speed": 0.01}}
 
 MESSAGES = [
     Question("tp=2 mb=4", ("gpt",), tables=SMALL),
@@ -21,13 +22,13 @@ MESSAGES = [
     Question("dp=2 zero=1 mb=4", tables=SMALL),
     Question("dp=4 shard=2 zero=2", ("max-norm",), tables=SMALL),
     Question("dp=2 zero=3 mb=2", ("tied",), tables=SMALL),
-    Question("dp=2 ep=2 mb=4", ("experts",), tables=SMALL),
+    Question("dp=2 ep=2 mb=4", ("experts",), tables=BALANCED),
     Question("pp=2 mb=2", ("tied",), tables=SMALL),
     Question("pp=2 schedule=interleaved v=2 mb=4", ("no-clip",)),
     Question("cp=2 zero=0 mb=4", tables=SMALL),
     Question("cp=2 zero=0 mb=4 context=gather", tables=SMALL),
     Question("cp=2 zero=0 mb=4 context=ulysses", tables=SMALL),
-    Question("pp=2 schedule=dualpipe mb=2", ("tied",), tables=SMALL),
+    Question("pp=2 schedule=dualpipe mb=2", ("tied", "experts"), tables=BALANCED),
 ]
 
 STEPS = [

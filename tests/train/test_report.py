@@ -9,6 +9,7 @@ from phalanx.train.report import StepMetrics, Summary
 METRICS_KEYS = {
     "step", "loss", "grad_norm", "lr", "tokens", "seconds", "tokens_per_second", "mfu", "hfu",
     "data_wait_seconds", "peak_bytes", "skipped", "loss_scale",
+    "expert_load", "expert_dropped",
 }  # fmt: skip
 
 

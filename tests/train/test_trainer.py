@@ -44,6 +44,12 @@ def under(run: Run, line: str, **recipe: int) -> Run:
     return replace(run, layout=Layout.parse(line), recipe=replace(run.recipe, **recipe))
 
 
+def with_experts(run: Run) -> Run:
+    model = replace(run.model, experts=4, top_k=2, moe_ffn=16, dense_layers=1)
+    recipe = replace(run.recipe, balance_loss=0.01, balance_speed=0.01)
+    return replace(run, model=model, recipe=recipe)
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -101,13 +107,40 @@ def test_every_tensor_is_the_same_bits_under_another_layout(
 def test_experts_are_the_same_bits_under_another_layout(
     ranks: RankPool, tmp_path: Path, text: Path, before: str, after: str
 ) -> None:
-    run = under(small_run(text), before, stop_at=3)
-    run = replace(run, model=replace(run.model, experts=4, top_k=2, moe_ffn=16, dense_layers=1))
+    run = with_experts(under(small_run(text), before, stop_at=3))
     ranks.run(run.layout.ranks, train_job, run, tmp_path)
     source, again = tmp_path / "checkpoints", tmp_path / "again"
     other = under(run, f"{after} precision=fp32")
     ranks.run(other.layout.ranks, reshard_job, other, source / "step-00000003", again)
-    assert equal(tensors(source), tensors(again))
+    saved = tensors(source)
+    assert equal(saved, tensors(again))
+    assert saved["blocks.1.router.bias", "weight"].abs().max() > 0
+
+
+def test_half_a_run_with_experts_and_the_other_half_are_the_whole_run(
+    ranks: RankPool, tmp_path: Path, text: Path
+) -> None:
+    run = with_experts(under(small_run(text), "dp=2 ep=2 zero=2"))
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    whole.mkdir(), halves.mkdir()
+    once = ranks.run(2, train_job, run, whole)[0]
+    first = ranks.run(2, train_job, replace(run, recipe=replace(run.recipe, stop_at=4)), halves)[0]
+    second = ranks.run(2, train_job, run, halves, "auto")[0]
+    assert first.losses + second.losses == once.losses
+    assert equal(tensors(whole / "checkpoints"), tensors(halves / "checkpoints"))
+
+
+def test_the_load_of_experts_is_measured_in_every_step(
+    ranks: RankPool, tmp_path: Path, text: Path
+) -> None:
+    run = with_experts(under(small_run(text), "dp=2 pp=2 ep=2", stop_at=4))
+    run = replace(run, recipe=replace(run.recipe, capacity=1.0))
+    trained = ranks.run(run.layout.ranks, train_job, run, tmp_path)
+    assert len(trained[0].losses) == 4
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    for line in map(json.loads, lines):
+        assert 1 < line["expert_load"] < 4
+        assert 0 < line["expert_dropped"] < 1
 
 
 def test_the_next_loss_is_the_same_under_another_layout(

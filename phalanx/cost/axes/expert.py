@@ -6,6 +6,7 @@ Sends, for T tokens of a micro-batch on one rank, K rows of h numbers for each, 
     forward     8 E bytes of counts, T K rows to the experts, T K rows of results back
     backward    T K rows of gradients of results there, T K of gradients of tokens back
 
+Once a step the loads of all experts, and what was dropped, are added up over dp and cp.
 A rank sends and gets back the rows of its own tokens, so none of this depends on how evenly the
 router loads the experts. A capacity sends less: what is dropped does not travel. Every
 tensor-parallel rank sends the rows of the whole sequence, to the ranks that hold the same part of
@@ -19,8 +20,9 @@ from phalanx.core.layout import Coordinates
 from phalanx.core.run import Run
 from phalanx.core.traffic import Transfer
 from phalanx.cost.units import bytes_per_element, passes, stages_at
+from phalanx.schedules.placement import placement
 
-COUNT = 8  # bytes of how many rows an expert gets
+COUNT = 8  # bytes of a number of rows
 
 
 def refuse(run: Run) -> None:
@@ -44,9 +46,14 @@ def refuse(run: Run) -> None:
 def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
     """What the rank at `at` sends along ep in one step; with a capacity, at most."""
     layout, shape, m = run.layout, run.model, passes(run)
+    layers = sum(shape.routes(layer) for _, stage in stages_at(run, at) for layer in stage)
+    loads = COUNT * layers * (shape.experts + 1)
+    if layers and layout.dp * layout.cp > 1:
+        yield Transfer("data", "all_reduce", "expert loads", loads)
+    if layers and placement(layout).copies > 1:
+        yield Transfer("pipeline", "all_reduce", "expert loads both ways", loads)
     if layout.ep == 1:
         return
-    layers = sum(shape.routes(layer) for _, stage in stages_at(run, at) for layer in stage)
     again = layers if layout.recompute == "full" else 0
     compute, _ = bytes_per_element(layout)
     size = run.recipe.seq * layout.mb * shape.top_k * shape.hidden * compute

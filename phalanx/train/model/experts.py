@@ -47,6 +47,9 @@ class Router(Declared):
 
     Every tensor-parallel rank routes the whole sequence. What it gives back through the weights
     of its part of the experts is a part of the gradient, so the router's own is one too.
+
+    Attributes:
+        bias: fp64 [E], added to affinities where experts are chosen and nowhere else.
     """
 
     weight: nn.Parameter
@@ -57,6 +60,8 @@ class Router(Declared):
         self.share = recipe.balance_loss / recipe.batch / tp.group.size
         partial = tp.group.size > 1
         self.declare("weight", (shape.experts, shape.hidden), partial=partial)
+        self.bias = torch.zeros(shape.experts, dtype=torch.float64)
+        self._seen = torch.zeros(shape.experts + 1, dtype=torch.float64)
 
     def forward(self, x: Tensor, batch: MicroBatch) -> Routing:
         """Route [s, b, h]."""
@@ -73,17 +78,31 @@ class Router(Declared):
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
         if self.shape.routed_scale != 1.0:
             weights = weights * self.shape.routed_scale
-        if self.share:
-            loss = self._balance(affinities, visits, batch.seq)
-            weights = cast(Tensor, apply(_AddLoss, weights, loss, self.share * batch.loss_scale))
-        return Routing(chosen, weights, kept)
+        share = self.share * batch.loss_scale
+        loss = self._balance(affinities, visits, batch.seq) if share else None
+        routing = Routing(chosen, weights, kept)
+        counts = _counts(visits, routing)
+        weights = cast(Tensor, apply(_Learn, weights, loss, share, self._seen, counts))
+        return routing._replace(weights=weights)
+
+    def place(self, device: torch.device) -> None:
+        """Put what is not a parameter on a device."""
+        self.bias, self._seen = self.bias.to(device), self._seen.to(device)
+
+    def take_seen(self) -> Tensor:
+        """Tokens that chose each expert since the last call, and rows that were dropped: [E + 1].
+
+        A micro-batch counts when it is learned from.
+        """
+        seen, self._seen = self._seen, torch.zeros_like(self._seen)
+        return seen
 
     def _affinities(self, logits: Tensor) -> Tensor:
         return logits.softmax(-1) if self.shape.routing == "softmax" else logits.sigmoid()
 
     def _choose(self, affinities: Tensor) -> Tensor:
         """The K best experts of the best groups; of equals the first."""
-        scores = affinities
+        scores = affinities + self.bias.to(affinities)
         groups, kept = self.shape.expert_groups, self.shape.groups_kept
         if kept < groups:
             grouped = scores.unflatten(-1, (groups, -1))
@@ -154,17 +173,32 @@ class _WideWork:
         return (grad.to(self.weights[0].dtype),)
 
 
-class _AddLoss(torch.autograd.Function):
-    """Passes `x` on; its backward also sends `share` into a loss that nothing else sees."""
+def _counts(visits: Tensor, routing: Routing) -> Tensor:
+    """Visits of each expert, and after them how many were dropped: fp64 [E + 1]."""
+    experts = visits.sum((0, 1), dtype=torch.float64)
+    travel = experts.sum() if routing.kept is None else routing.kept.sum()
+    return torch.cat([experts, (experts.sum() - travel).view(1)])
+
+
+class _Learn(torch.autograd.Function):
+    """Passes `x` on; its backward also sends `share` into a loss that nothing else sees.
+
+    And it adds the counts to `seen`: in backward, since recomputation and validation, which go
+    forward too, are not to count.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, loss: Tensor, share: float) -> Tensor:
-        ctx.share, ctx.like = share, loss
+    def forward(
+        ctx: Any, x: Tensor, loss: Tensor | None, share: float, seen: Tensor, counts: Tensor
+    ) -> Tensor:
+        ctx.share, ctx.loss, ctx.seen, ctx.counts = share, loss, seen, counts
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        return grads[0], torch.full_like(ctx.like, ctx.share), None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.seen += ctx.counts
+        loss = None if ctx.loss is None else torch.full_like(ctx.loss, ctx.share)
+        return grads[0], loss, None, None, None
 
 
 class Stack(Declared):

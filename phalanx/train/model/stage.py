@@ -14,7 +14,7 @@ from phalanx.train.mesh import Mesh
 from phalanx.train.model.batch import MicroBatch
 from phalanx.train.model.block import Block
 from phalanx.train.model.ends import Embedding, Head, Table
-from phalanx.train.model.experts import Experts
+from phalanx.train.model.experts import Experts, Router
 from phalanx.train.parallel.data import Reducer, ShardedUnit
 from phalanx.train.parallel.expert import ExpertParallel
 from phalanx.train.parallel.tensor import TensorParallel
@@ -50,6 +50,12 @@ class Stage:
     def all_units(self) -> list[ShardedUnit]:
         """Every unit once, in the order of first use."""
         return list(dict.fromkeys(unit for units in self.units for unit in units))
+
+    @property
+    def routers(self) -> list[Router]:
+        """Of every block with experts, in order."""
+        mlps = [part.mlp for part in self.parts if isinstance(part, Block)]
+        return [mlp.router for mlp in mlps if isinstance(mlp, Experts)]
 
     def forward(self, x: Tensor | None, batch: MicroBatch, *, logits: bool = False) -> Tensor:
         """Compute the stage.

@@ -137,7 +137,7 @@ class _Combine(torch.autograd.Function):
         ctx.ep, ctx.plan = ep, plan
         ctx.save_for_backward(results, weights)
         out = y.new_empty(*weights.shape[:-1], y.shape[-1])
-        torch.bmm(w.unsqueeze(1), results, out=out.view(len(w), 1, -1))
+        torch.bmm(w.unsqueeze(1), results, out=out.view(len(w), 1, y.shape[-1]))
         return out
 
     @staticmethod
@@ -156,4 +156,4 @@ def _by_token(rows: Tensor, tokens: int, plan: Plan) -> Tensor:
     every = len(rows) == shape[0]
     whole = rows.new_empty(shape) if every else rows.new_zeros(shape)
     whole.index_copy_(0, plan.order, rows)
-    return whole.view(tokens, plan.top_k, -1)
+    return whole.view(tokens, plan.top_k, rows.shape[-1])
