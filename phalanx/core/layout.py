@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from phalanx.core.errors import RefusedError, UsageError, divisors, shorten, unknown
+from phalanx.core.precision import formats
 
 # What the planner can price; phalanx/train/limits.py names what the trainer runs of it.
 SCHEDULES = (
@@ -26,7 +27,6 @@ RECOMPUTE = ("none", "selective", "full")
 # Or some parts of a block, joined by +: selective is core; operators is every cheap operator and
 # every second product, as selective checkpointing per operator does it.
 RECOMPUTE_PARTS = ("core", "norms", "mlp", "activation", "latent", "experts", "operators")
-PRECISIONS = ("auto", "fp32", "bf16", "fp64", "fp16", "fp8")
 CONTEXTS = ("ring", "gather", "ulysses")
 
 
@@ -55,7 +55,8 @@ class Layout:
             the last may hold none, only the embedding or the head.
         recompute: which activations are computed again in backward; a mode, or parts as in
             mlp+norms.
-        precision: of the matrix products; "auto" is bf16 on GPU and fp32 on CPU.
+        precision: of the matrix products; "auto" is bf16 on GPU and fp32 on CPU. See
+            `core.precision`.
         sp: split the regions that tp leaves whole along the sequence; None means where tp > 1.
         compile: have torch.compile fuse the operations of each block.
         context: how queries meet the keys of other cp ranks: keys and values travel around a
@@ -90,7 +91,7 @@ class Layout:
             _one_of("schedule", self.schedule, SCHEDULES)
         if not set(self.recompute.split("+")) <= set(RECOMPUTE_PARTS):
             _one_of("recompute", self.recompute, (*RECOMPUTE, *RECOMPUTE_PARTS))
-        _one_of("precision", self.precision, PRECISIONS)
+        formats(self.precision)
         _one_of("context", self.context, CONTEXTS)
         object.__setattr__(self, "shard", self.shard or self.dp)
         object.__setattr__(self, "sp", self.tp > 1 and self.sp is not False)

@@ -12,6 +12,7 @@ from typing import Literal
 from phalanx.core.errors import UsageError
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
+from phalanx.core.precision import formats
 from phalanx.cost.params import (
     Held,
     block_held,
@@ -28,7 +29,6 @@ Moment = Literal["loss", "backward"]
 
 # bytes of an element in products, of a master weight, of both moments
 _WIDTHS = {
-    "fp8": (2, 4, 8),  # weights and activations stay in 16 bits, products read 8-bit copies
     "bf16": (2, 4, 8),
     "fp16": (2, 4, 8),
     "fp32": (4, 0, 8),
@@ -94,9 +94,10 @@ def state_bytes(layout: Layout, stack: Stack) -> StateBytes:
     Raises:
         UsageError: a precision that only a device can resolve, or one without a rule.
     """
-    if layout.precision not in _WIDTHS:
+    rest = formats(layout.precision).rest
+    if rest not in _WIDTHS:
         raise UsageError(f"name the precision to count bytes: {', '.join(sorted(_WIDTHS))}")
-    element, master, of_precision = _WIDTHS[layout.precision]
+    element, master, of_precision = _WIDTHS[rest]
     moments = stack.moment_bytes or of_precision
     gradients = max(stack.gradient_bytes, element if master == 0 else 0)
     if layout.zero_stage == 3:
@@ -162,7 +163,7 @@ class _Rank:
 
     @property
     def element(self) -> int:
-        return _WIDTHS[self.layout.precision][0]
+        return _WIDTHS[formats(self.layout.precision).rest][0]
 
     @property
     def tokens(self) -> float:

@@ -3,9 +3,10 @@
 from phalanx.core.layout import Coordinates
 from phalanx.core.run import Run
 from phalanx.core.traffic import Transfer
+from phalanx.cost import precision
 from phalanx.cost.axes import context, data, expert, pipeline, tensor
 
-AXES = (data, tensor, context, pipeline, expert)
+AXES = (data, tensor, context, pipeline, expert, precision)
 
 
 def refuse_impossible(run: Run) -> None:

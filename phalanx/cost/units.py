@@ -9,6 +9,7 @@ from typing import NamedTuple
 from phalanx.core.errors import UsageError
 from phalanx.core.layout import Coordinates, Layout, share
 from phalanx.core.model import ModelShape
+from phalanx.core.precision import formats
 from phalanx.core.run import Run
 from phalanx.schedules.placement import placement
 
@@ -51,14 +52,15 @@ def kept_elements(unit: UnitSize, layout: Layout) -> int:
 
 
 def bytes_per_element(layout: Layout) -> tuple[int, int]:
-    """Bytes of an element in matrix products, and where gradients are accumulated and reduced.
+    """Bytes of an element of activations, and where gradients are accumulated and reduced.
 
     Raises:
         UsageError: the precision is "auto", which only a device can resolve.
     """
-    if layout.precision not in _BYTES:
+    rest = formats(layout.precision).rest
+    if rest not in _BYTES:
         raise UsageError(f"name the precision to count bytes: {', '.join(sorted(_BYTES))}")
-    return _BYTES[layout.precision]
+    return _BYTES[rest]
 
 
 def stages_at(run: Run, at: Coordinates) -> Iterator[tuple[int, range]]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from phalanx.core.layout import RECOMPUTE, Layout
 from phalanx.core.model import ModelShape
+from phalanx.core.precision import formats
 from phalanx.cost.blocks import HALF
 from phalanx.cost.memory import state_bytes
 from phalanx.cost.params import block_held, embedding_held, head_held
@@ -108,7 +109,7 @@ class Ledger:
         self.kinds: Ranks = ranks_of(where.shape, where.variants)
         self.chunks = np.array([v.v for v in where.variants], dtype=np.int64)
         self._splits = np.array([v.schedule in SPLIT for v in where.variants])
-        self.element = {"fp32": 4, "fp64": 8}.get(where.precision, 2)
+        self.element = {"fp32": 4, "fp64": 8}.get(formats(where.precision).rest, 2)
         self._held = _held_tables(where)
         self._kept = _kept_tables(where, stack, self.element)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from phalanx.core.estimate import RankBytes
 from phalanx.core.layout import RECOMPUTE, Layout
+from phalanx.core.precision import formats
 from phalanx.cost.blocks import HALF
 from phalanx.cost.memory import rank_memory
 from phalanx.cost.params import stage_layers, stages_of_rank
@@ -45,7 +46,7 @@ def _rank(question: Question, rank: int, held: float) -> RankBytes:
     layout = question.layout
     known = replace(
         layout,
-        precision="bf16" if layout.precision == "fp8" else layout.precision,
+        precision=formats(layout.precision).rest,
         recompute=layout.recompute if layout.recompute in RECOMPUTE else "none",
     )
     stack = question.practice.stack
@@ -130,7 +131,7 @@ def _in_eight_bits(question: Question, rank: int) -> float:
     The attention result is read by attention too, so it is kept in both formats.
     """
     layout, total = question.layout, 0.0
-    if layout.precision != "fp8" or layout.recompute not in ("none", "selective"):
+    if not formats(layout.precision).recipe or layout.recompute not in ("none", "selective"):
         return 0.0
     for layer, count in _kinds(question, rank).items():
         saved = block_saved(question.shape, layer, question.seq, HALF, question.practice.stack)

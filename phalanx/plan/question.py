@@ -7,6 +7,7 @@ from phalanx.core.cluster import Cluster
 from phalanx.core.errors import RefusedError, UsageError, divisors, shorten
 from phalanx.core.layout import RECOMPUTE, Layout
 from phalanx.core.model import ModelShape
+from phalanx.core.precision import formats, matrix_format
 from phalanx.core.sustained import Sustained
 from phalanx.cost.compute import Machine
 from phalanx.cost.practice import PHALANX, Practice
@@ -57,13 +58,12 @@ class Question:
     def machine(self) -> Machine:
         """One device as arithmetic sees it."""
         precision, rates = self.layout.precision, self.rates
-        low = precision == "fp8"
-        wide = peak_of(self.cluster, "bf16" if low else precision, rates)
+        recipe, rest = formats(precision)
         return Machine(
             peak=peak_of(self.cluster, precision, rates),
-            wide=wide,
+            wide=peak_of(self.cluster, rest, rates),
             hbm=self.cluster.accelerator.hbm,
-            element=1 if low else {"fp32": 4, "fp64": 8}.get(precision, 2),
+            element=1 if recipe else {"fp32": 4, "fp64": 8}.get(rest, 2),
             accumulate=self.practice.accumulate if self.practice.fused_accumulation else 0.0,
             rates=rates,
         )
@@ -128,7 +128,7 @@ def peak_of(cluster: Cluster, precision: str, rates: Sustained) -> float:
     device = cluster.accelerator
     if not device.peaks and rates.assumed_peak and precision in ("bf16", "fp16"):
         return rates.assumed_peak
-    return device.peak(precision)
+    return device.peak(matrix_format(precision))
 
 
 def formula_mode(recompute: str) -> str:

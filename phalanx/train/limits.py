@@ -5,7 +5,6 @@ from phalanx.core.run import Run
 from phalanx.cost.traffic import refuse_impossible
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipev")
-PRECISIONS = ("auto", "fp32", "bf16", "fp64", "fp16")
 RECOMPUTE = ("none", "selective", "full")
 
 
@@ -16,7 +15,7 @@ def refuse_untrainable(run: Run) -> None:
         RefusedError: naming what to change.
     """
     layout, shape = run.layout, run.model
-    limits = (("schedule", SCHEDULES), ("precision", PRECISIONS), ("recompute", RECOMPUTE))
+    limits = (("schedule", SCHEDULES), ("recompute", RECOMPUTE))
     for key, runs in limits:
         asked = getattr(layout, key)
         if asked not in runs and not asked.endswith(".csv"):

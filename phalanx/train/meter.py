@@ -35,7 +35,7 @@ def find_peak(mesh: Mesh, precision_name: str) -> Peak:
 
     Every rank calls it. On unknown accelerators there is no peak, and so no utilization.
     """
-    dtype = Precision.named(precision_name, mesh.device).compute
+    precision = Precision.named(precision_name, mesh.device)
     if mesh.device.type == "cuda":
         name = torch.cuda.get_device_name(mesh.device)
         peak = known_peak(name, precision_name)
@@ -43,9 +43,9 @@ def find_peak(mesh: Mesh, precision_name: str) -> Peak:
             return Peak(None, f"no MFU: the peak of {name} in {precision_name} is not known")
         return Peak(peak * mesh.world.size, f"dense {precision_name} peak of {name}")
     mesh.world.all_reduce(torch.zeros(1), "barrier").wait()
-    rate = torch.tensor([measured_gemm_flops(dtype)], dtype=torch.float64)
+    rate = torch.tensor([measured_gemm_flops(precision.compute)], dtype=torch.float64)
     mesh.world.all_reduce(rate, "peak").wait()
-    return Peak(rate.item(), f"peak is the {precision_name} GEMM rate measured on this machine")
+    return Peak(rate.item(), f"peak is the {precision.rest} GEMM rate measured on this machine")
 
 
 def peak_memory(device: torch.device) -> int:

@@ -6,6 +6,7 @@ import torch
 
 from phalanx.catalog import load
 from phalanx.core.errors import RefusedError
+from phalanx.core.precision import matrix_format
 from phalanx.train.kernels import times
 
 SIDE = 1024  # large enough for full speed, small enough for many products in the time
@@ -16,13 +17,13 @@ def known_peak(device_name: str, precision: str) -> float | None:
 
     Args:
         device_name: as `torch.cuda.get_device_name` says it.
-        precision: of the matrix products: fp32, bf16 or fp64.
+        precision: as layouts write it.
     """
     device = load.accelerator_by_device(device_name)
     if device is None:
         return None
     try:
-        return device.peak(precision)
+        return device.peak(matrix_format(precision))
     except RefusedError:
         return None
 

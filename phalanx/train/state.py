@@ -9,9 +9,11 @@ from torch import Tensor
 from phalanx.core.errors import UsageError
 from phalanx.train.checkpoint import Checkpoint, Piece
 from phalanx.train.optimizer import MOMENTS
+from phalanx.train.precision.history import KINDS, LENGTH
 from phalanx.train.step import Engine
 from phalanx.train.unit import Slot, Unit
 
+AMAX = "amax"
 FIXED = ("seed", "seq", "batch", "corpus")  # what decides which tokens come next
 
 
@@ -25,6 +27,7 @@ def progress(engine: Engine, step: int, corpus: str) -> dict[str, Any]:
     return {
         "step": step,
         "updates": engine.optimizer.updates,
+        "amax_steps": engine.arithmetic.history.steps,
         "loss_scale": [engine.loss_scale.value, engine.loss_scale.clean],
         "seed": recipe.seed,
         "seq": recipe.seq,
@@ -44,7 +47,7 @@ def own_pieces(engine: Engine) -> list[Piece]:
             pieces += _pieces(unit, slot, (start, stop), fields)
     mesh = engine.mesh
     first = mesh.data.index == mesh.tensor.index == mesh.twins.index == 0
-    return [*pieces, *_biases(engine)] if first else pieces
+    return [*pieces, *_biases(engine), *_amaxes(engine)] if first else pieces
 
 
 def _biases(engine: Engine) -> Iterator[Piece]:
@@ -61,6 +64,18 @@ def _biases(engine: Engine) -> Iterator[Piece]:
             stop=shape[0],
             data=router.bias,
         )
+
+
+def _amaxes(engine: Engine) -> Iterator[Piece]:
+    """What delayed scaling remembers: the same on the ranks that share a stage."""
+    history = engine.arithmetic.history
+    for name in history.names:
+        yield _amax_piece(name, history.of_name(name).flatten())
+
+
+def _amax_piece(name: str, data: Tensor) -> Piece:
+    shape = (LENGTH, len(KINDS))
+    return Piece(f"{name}.weight", AMAX, shape, (0, 0), shape, 0, len(data), data)
 
 
 def restore(engine: Engine, checkpoint: Checkpoint, corpus: str) -> int:
@@ -85,6 +100,7 @@ def restore(engine: Engine, checkpoint: Checkpoint, corpus: str) -> int:
     engine.optimizer.updates = int(state["updates"])
     if engine.loss_scale.dynamic and "loss_scale" in state:
         engine.loss_scale.value, engine.loss_scale.clean = state["loss_scale"]
+    _restore_amaxes(engine, checkpoint)
     for sharded in engine.units:
         unit = sharded.unit
         moments = _saved_moments(checkpoint, unit)
@@ -93,6 +109,18 @@ def restore(engine: Engine, checkpoint: Checkpoint, corpus: str) -> int:
         sharded.publish()
     checkpoint.read(_biases(engine))
     return int(state["step"])
+
+
+def _restore_amaxes(engine: Engine, checkpoint: Checkpoint) -> None:
+    """Go on with the scales of a run; one that had others, or none, calibrates first."""
+    history = engine.arithmetic.history
+    if not all(AMAX in checkpoint.fields(f"{name}.weight") for name in history.names):
+        return
+    for name in history.names:
+        data = torch.empty(LENGTH * len(KINDS), device=engine.mesh.device)
+        checkpoint.read([_amax_piece(name, data)])
+        history.of_name(name).copy_(data.view(LENGTH, -1))
+    history.take_up(int(checkpoint.state.get("amax_steps", 0)))
 
 
 def _saved_moments(checkpoint: Checkpoint, unit: Unit) -> dict[str, Tensor]:

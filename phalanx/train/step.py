@@ -25,6 +25,7 @@ from phalanx.train.model.start import starting_values
 from phalanx.train.optimizer import Optimizer, clip, global_norm
 from phalanx.train.parallel.context import ContextParallel
 from phalanx.train.parallel.data import ShardedUnit
+from phalanx.train.precision.arithmetic import Arithmetic, choose
 from phalanx.train.precision.dtypes import Precision
 from phalanx.train.precision.loss_scale import LossScale
 from phalanx.train.recorder import Recorder
@@ -62,6 +63,7 @@ class Engine:
         recorder: of what this rank does when.
         loss_scale: of the next step.
         balancer: of the experts of this rank's layers.
+        arithmetic: how products are computed.
     """
 
     run: Run
@@ -72,6 +74,7 @@ class Engine:
     recorder: Recorder
     loss_scale: LossScale
     balancer: Balancer
+    arithmetic: Arithmetic
 
     def positions(self) -> range:
         """Which sequences of the global batch this rank works on."""
@@ -110,7 +113,9 @@ def build_engine(run: Run, mesh: Mesh) -> Engine:
     precision = Precision.named(layout.precision, mesh.device)
     every = layout.zero_stage >= 2
     schedule = lowered(layout, run.micro_batches, every)
-    stages = build_stages(run, mesh, precision, starting_values(run))
+    arithmetic = choose(precision, mesh)
+    source = starting_values(run)
+    stages = build_stages(run, mesh, precision, arithmetic.products, source)
     units = list(dict.fromkeys(unit for stage in stages.values() for unit in stage.all_units))
     routers = [router for stage in stages.values() for router in stage.routers]
     seq = layout.padded_seq(run.recipe.seq) // layout.sequence_parts
@@ -126,6 +131,7 @@ def build_engine(run: Run, mesh: Mesh) -> Engine:
         recorder=recorder,
         loss_scale=precision.loss_scale(),
         balancer=Balancer(routers, run.recipe.balance_speed, mesh),
+        arithmetic=arithmetic,
     )
 
 
@@ -148,8 +154,10 @@ def forward_backward(engine: Engine, step: int, batch: Batch) -> float:
     """
     batches = micro_batches(engine, step, batch)
     valid = count_valid(engine, batches)
+    engine.arithmetic.history.begin_step()
     loss = engine.executor.run(batches, engine.loss_scale.value / valid)
     with engine.recorder.span("reduce", "communicate"):
+        engine.arithmetic.history.finish_step()
         for unit in engine.units:
             unit.finish()
         engine.balancer.reduce()

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from phalanx.core.errors import PhalanxError
+from phalanx.core.precision import formats, sharpened
 from phalanx.core.run import Run
 from phalanx.core.timeline import Span, Timeline
 from phalanx.data.batches import SampleStream
@@ -183,7 +184,7 @@ def _info(session: Session, first: int) -> RunInfo:
         model=run.model,
         weights=run.weights,
         layout=run.layout,
-        precision=run.layout.precision,
+        precision=session.engine.arithmetic.told or run.layout.precision,
         stages=run.layout.layers_of_stages(run.model.layers),
         micro_batches=run.micro_batches,
         parameters=run.model.params(),
@@ -347,7 +348,9 @@ def _sample(session: Session) -> str:
 
 def _next_steps(session: Session, *, interrupted: bool) -> tuple[tuple[str, str], ...]:
     name = session.directory.name if session.directory else ""
-    layout = f'"{replace(session.run.layout, precision="auto")}"'
+    precision = session.run.layout.precision
+    sharp = sharpened(precision) if formats(precision).recipe else "auto"
+    layout = f'"{replace(session.run.layout, precision=sharp)}"'
     steps = [(f"phalanx verify --layout {layout}", "prove this layout equal to one device")]
     if interrupted and session.directory:
         resume = f"phalanx train --resume {session.directory.path}"

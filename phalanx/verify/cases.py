@@ -7,6 +7,7 @@ from typing import Any
 
 from phalanx.core.errors import PhalanxError, RefusedError
 from phalanx.core.layout import CONTEXTS, Layout
+from phalanx.core.precision import SCALED
 from phalanx.cost.axes.pipeline import enough
 from phalanx.data.synthetic import Masked
 from phalanx.train.limits import SCHEDULES, refuse_untrainable
@@ -32,6 +33,7 @@ FEATURES: Mapping[str, Tables] = {
     "qkv-bias": {"model": {"qkv_bias": True}},
     "latent": {"model": {**LATENT, "q_lora_rank": 24}},
     "direct-query": {"model": LATENT},
+    "wide": {"model": {"hidden": 256, "kv_heads": 4, "ffn": 256}, "recipe": {"seq": 16}},
     "dropout": {"recipe": {"dropout": 0.1}},
     "smoothing": {"recipe": {"label_smoothing": 0.1}},
     "experts": {
@@ -130,6 +132,19 @@ COVER = tuple(
     for line in """
     dp=1 mb=2 recompute=full | tied dropout smoothing
     tp=2 mb=2 precision=fp16 | gpt odd max-norm
+    dp=2 precision=fp8 | mha
+    dp=2 zero=3 precision=fp8+fp64 | odd dropout tied
+    dp=2 pp=2 tp=2 mb=2 recompute=full precision=fp8+fp64 | gpt documents | holes
+    tp=2 mb=2 schedule=zb-h1 precision=fp8-current+fp64 | latent
+    pp=2 tp=2 sp=off zero=2 recompute=full precision=fp8-current+fp64 | qk-norm max-norm
+    dp=2 tp=2 mb=4 zero=2 precision=fp8-block+fp64 | wide
+    pp=2 mb=4 precision=mxfp8+fp64 | gpt
+    tp=2 mb=4 precision=mxfp8+fp64 | wide
+    tp=2 precision=nvfp4+fp64 | smoothing
+    cp=2 tp=2 mb=2 precision=fp8+fp64 | tied
+    pp=2 schedule=dualpipe precision=fp8+fp64 |
+    cp=2 pp=2 context=ulysses precision=fp8-current+fp64 | documents
+    dp=2 ep=2 tp=2 precision=fp8-current+fp64 | deepseek
     dp=2 pp=2 zero=2 precision=fp16 | tied dropout | holes
     dp=2 zero=0 mb=2 | gpt sgd
     dp=2 zero=1 recompute=selective | odd tied dropout documents
@@ -255,6 +270,8 @@ def _layout(random: Random, max_ranks: int) -> str:
     chosen["schedule"] = random.choice(SCHEDULES)
     if pp > 1 and chosen["schedule"] == "interleaved":
         chosen["v"] = random.choice((1, 2, 2, 3) if pp <= 2 else (1, 2, 2))
+    if random.random() < 0.3:
+        chosen["precision"] = f"{random.choice(SCALED)}+fp64"
     if tp > 1 and random.random() < 0.3:
         chosen["sp"] = "off"
     if random.random() < 0.4:

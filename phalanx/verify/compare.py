@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from phalanx.core.precision import formats
 from phalanx.train.model.experts import Router
 from phalanx.train.parallel.data import ShardedUnit
 from phalanx.train.parameters import Declaration
@@ -69,6 +70,28 @@ TOLERANCES = {
     "fp16": Tolerance(1e-3, 5e-3, 1e-2, 2e-3, element=5e-2, noise=5e-4),
     "bf16": Tolerance(5e-3, 3e-2, 5e-2, 1e-2, element=2e-1, noise=3e-3),
 }
+
+
+# With products in few bits and the rest in fp64, both sides round the same numbers, and fp64's
+# tolerance holds. Where the rest is shorter, it rounds otherwise under another order of the same
+# sums; then a number near the middle between two of few bits goes up on one side and down on the
+# other, and differs by their whole distance: 1/8 of it in E4M3, 1/4 in E5M2, 1/2 in E2M1. In fp32
+# that is one number in a million, in bf16 most.
+_FEW_BITS = {
+    "fp32": Tolerance(1e-4, 1e-3, 2e-2, 1e-3, element=0.5, noise=1e-6),
+    "bf16": Tolerance(2e-2, 1e-1, 4e-1, 2e-2, element=2.0, noise=1e-2),
+}
+_FOUR_BITS = Tolerance(2e-2, 1e-1, 9e-1, 2e-2, element=4.0, noise=1e-2)
+
+
+def tolerance_of(precision: str) -> Tolerance:
+    """How far a run of this precision may be off."""
+    recipe, rest = formats(precision)
+    if not recipe or rest == "fp64":
+        return TOLERANCES[rest]
+    return _FOUR_BITS if (recipe, rest) == ("nvfp4", "bf16") else _FEW_BITS[rest]
+
+
 _SMALLEST = 1e-300  # keeps a division by the norm of a tensor of zeros finite
 
 

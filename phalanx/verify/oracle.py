@@ -22,13 +22,13 @@ from phalanx.train.limits import refuse_untrainable
 from phalanx.train.mesh import GroupType, build_mesh
 from phalanx.train.step import Engine, build_engine, forward_backward, update
 from phalanx.verify.compare import (
-    TOLERANCES,
     Seen,
     Verdict,
     judge,
     see_biases,
     see_gradients,
     see_weights,
+    tolerance_of,
 )
 from phalanx.verify.pool import RankPool
 from phalanx.verify.reference import ReferenceStep, reference_steps
@@ -207,7 +207,7 @@ def layout_job(
 def _conclude(
     case: Case, references: list[ReferenceStep], reports: list[RankReport], seconds: float
 ) -> Outcome:
-    tolerance = TOLERANCES[case.run.layout.precision]
+    tolerance = tolerance_of(case.run.layout.precision)
     seen = [item for report in reports for item in report.seen]
     losses, norms = [r.losses for r in reports], [r.norms for r in reports]
     true_losses, true_norms = [r.loss for r in references], [r.grad_norm for r in references]

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from phalanx.core.errors import PhalanxError
+from phalanx.core.precision import sharpened
 from phalanx.core.run import Run
 from phalanx.data.batches import SampleStream, Stream
 from phalanx.data.corpus import open_corpus
@@ -35,7 +36,9 @@ class OwnText(Case):
 
 
 def prove(run: Run, steps: int) -> str:
-    """Take the first steps of a run twice, in fp64: under its layout, and on one device.
+    """Take the first steps of a run twice: under its layout, and on one device.
+
+    Everything is in fp64, but for what a recipe rounds to few bits.
 
     Args:
         run: on at most as many ranks as this machine should start.
@@ -47,7 +50,8 @@ def prove(run: Run, steps: int) -> str:
     Raises:
         DiffersError: further than rounding can explain.
     """
-    case = OwnText(run=replace(run, layout=replace(run.layout, precision="fp64")), steps=steps)
+    sharp = sharpened(run.layout.precision)
+    case = OwnText(run=replace(run, layout=replace(run.layout, precision=sharp)), steps=steps)
     with RankPool(run.layout.ranks) as pool:
         outcome = verify(pool, case)
     if not outcome.passed:
@@ -55,6 +59,6 @@ def prove(run: Run, steps: int) -> str:
     errors = ", ".join(f"{name} {error:.0e}" for name, error in outcome.errors.items())
     plural = "s" if steps > 1 else ""
     return (
-        f"{steps} step{plural} in fp64 under {run.layout} equal one device: {errors} "
+        f"{steps} step{plural} in {sharp} under {run.layout} equal one device: {errors} "
         f"({outcome.seconds:.0f} s)"
     )

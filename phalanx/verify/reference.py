@@ -20,6 +20,7 @@ from phalanx.train.model.inventory import declarations
 from phalanx.train.model.start import starting_values
 from phalanx.train.parameters import Declaration, key_of, uniform_at
 from phalanx.train.precision.dtypes import Precision
+from phalanx.verify.few_bits import Emulation
 
 
 @dataclass(frozen=True)
@@ -52,14 +53,16 @@ def reference_steps(run: Run, stream: Stream, steps: int) -> list[ReferenceStep]
         if run.model.routes(i)
     }
     done: list[ReferenceStep] = []
+    products = Emulation(precision.recipe, run.layout.mb)
     factor = _LossScale(precision.compute == torch.float16)
     for step in range(steps):
         batch = stream.batch(step, range(recipe.batch))
         optimizer.zero_grad()
         weights = {**_cast(master, precision.compute), **biases}
-        model = _Model(run.model, recipe, weights, step)
+        model = _Model(run.model, recipe, weights, step, products)
         loss, balance = _loss(model, batch)
         ((loss + balance) * factor.value).backward()
+        products.end_step()
         for w in master.values():
             w.grad = _grad(w) / factor.value
         grads = {name: _grad(w) for name, w in master.items()}
@@ -145,9 +148,15 @@ class _Model:
     """A decoder as its papers write it, batch first, [b, s, h]."""
 
     def __init__(
-        self, shape: ModelShape, recipe: Recipe, weights: Mapping[str, Tensor], step: int
+        self,
+        shape: ModelShape,
+        recipe: Recipe,
+        weights: Mapping[str, Tensor],
+        step: int,
+        products: Emulation,
     ) -> None:
         self.shape, self.recipe, self.w, self.step = shape, recipe, weights, step
+        self.products = products
         self.imbalance = torch.zeros(())  # of experts, summed over sequences and layers
         self.loads: dict[str, Tensor] = {}  # visits of each expert, by the name of its bias
 
@@ -169,7 +178,8 @@ class _Model:
         return self._norm(x, "norm") @ self.w[f"{table}.weight"].t()
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
-        return F.linear(x, self.w[f"{name}.weight"], self.w.get(f"{name}.bias"))
+        y = self.products.linear(x, self.w[f"{name}.weight"], name)
+        return y + self.w[f"{name}.bias"] if f"{name}.bias" in self.w else y
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         wide = _wide(x)
@@ -244,7 +254,7 @@ class _Model:
         names = ("up", "down", *(["gate"] if self.shape.activation == "swiglu" else []))
         for e in range(self.shape.experts):
             one = {f"expert.{n}.weight": self.w[f"{block}.experts.{n}.weight"][e] for n in names}
-            expert = _Model(self.shape, self.recipe, one, self.step)
+            expert = _Model(self.shape, self.recipe, one, self.step, Emulation("", 1))
             y = y + shares[..., e, None] * expert._mlp(x, "expert")
         return y
 

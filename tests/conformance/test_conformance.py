@@ -29,6 +29,7 @@ QWEN = replace(LLAMA, qk_norm=True)
 LATENT = replace(LLAMA, kv_heads=4, q_lora_rank=12, kv_lora_rank=10, qk_nope=6, qk_rope=4, v_head=5)
 DIRECT = replace(LATENT, q_lora_rank=0)
 MOE = replace(LLAMA, experts=4, top_k=2, moe_ffn=20, shared_experts=1, dense_layers=1)
+WIDE = replace(LLAMA, layers=2, hidden=256, ffn=256, kv_heads=4)
 SMALL = {
     "llama": LLAMA,
     "tied": TIED,
@@ -37,6 +38,7 @@ SMALL = {
     "latent": LATENT,
     "direct": DIRECT,
     "moe": MOE,
+    "wide": WIDE,
 }
 
 CASES = [
@@ -104,6 +106,30 @@ def seen_and_planned(ranks: RankPool, case: Case) -> list[tuple[list[Transfer], 
 def test_every_message_is_predicted_to_the_byte(ranks: RankPool, family: str, line: str) -> None:
     case = default_case(Layout.parse(line))
     case = replace(case, run=replace(case.run, model=SMALL[family]), steps=1)
+    for seen, planned in seen_and_planned(ranks, case):
+        assert seen == planned
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("family", "line"),
+    [
+        ("llama", "dp=2 tp=2 precision=fp8"),
+        ("gpt", "pp=2 tp=2 precision=fp8-current recompute=full"),
+        ("latent", "cp=2 tp=2 precision=fp8-current"),
+        ("llama", "cp=2 precision=fp8"),
+        ("llama", "pp=2 tp=2 schedule=dualpipe precision=fp8"),
+        ("moe", "tp=2 precision=fp8-current"),
+        ("wide", "tp=2 precision=fp8-block"),
+        ("wide", "dp=2 tp=2 zero=3 precision=mxfp8"),
+        ("wide", "tp=2 sp=off precision=nvfp4"),
+    ],
+)
+def test_products_in_few_bits_send_fewer_bytes_and_their_largest_values(
+    ranks: RankPool, family: str, line: str
+) -> None:
+    case = default_case(Layout.parse(line))
+    case = replace(case, run=replace(case.run, model=SMALL[family]), steps=2)  # one calibrates
     for seen, planned in seen_and_planned(ranks, case):
         assert seen == planned
 

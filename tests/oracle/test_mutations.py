@@ -18,6 +18,10 @@ MESSAGES = [
     Question("tp=2 sp=off mb=4", ("odd", "smoothing", "qk-norm"), tables=SMALL),
     Question("tp=2 mb=4", ("latent",), tables=SMALL),
     Question("tp=2 sp=off mb=4", ("direct-query",), tables=SMALL),
+    Question("dp=2 mb=4 precision=fp8+fp64", tables=SMALL),
+    Question("tp=2 mb=8 precision=fp8+fp64", tables=SMALL),
+    Question("tp=2 mb=8 precision=fp8-current+fp64", tables=SMALL),
+    Question("tp=2 mb=8 precision=fp8-block+fp64", ("wide",), tables=SMALL),
     Question("dp=2 zero=0 mb=2", ("sgd",), tables=SMALL),
     Question("dp=2 zero=1 mb=4", tables=SMALL),
     Question("dp=4 shard=2 zero=2", ("max-norm",), tables=SMALL),
@@ -72,7 +76,7 @@ def flat(traffic: list[list[Transfer]]) -> list[Transfer]:
 @pytest.mark.ranks
 @pytest.mark.parametrize("question", MESSAGES, ids=name)
 def test_no_broken_message_escapes_the_oracle(ranks: RankPool, question: Question) -> None:
-    case = question.case(steps=1)
+    case = question.case(steps=2 if "fp8" in question.layout else 1)  # one calibrates
     (references,) = ranks.run(1, reference_job, case)
     honest = compare(ranks, case, references)
     assert honest.passed, honest.complaints

@@ -59,6 +59,7 @@ def with_experts(run: Run) -> Run:
         "dp=4 shard=2 zero=2",
         "dp=2 precision=fp16",
         "dp=2 cp=2",
+        "tp=2 precision=fp8",
     ],
 )
 def test_half_a_run_and_the_other_half_are_the_whole_run_bit_for_bit(
@@ -83,6 +84,7 @@ def test_half_a_run_and_the_other_half_are_the_whole_run_bit_for_bit(
         ("dp=2 pp=2 schedule=dualpipe", "pp=2 schedule=zb-v"),
         ("dp=4 shard=2 zero=3", "dp=2 tp=2 zero=2"),
         ("dp=2 cp=2 zero=3", "cp=2 tp=2 zero=1"),
+        ("tp=2 precision=fp8", "pp=2 precision=fp8"),
     ],
 )
 def test_every_tensor_is_the_same_bits_under_another_layout(
@@ -91,7 +93,7 @@ def test_every_tensor_is_the_same_bits_under_another_layout(
     run = under(small_run(text), before, stop_at=3)
     ranks.run(run.layout.ranks, train_job, run, tmp_path)
     source, again = tmp_path / "checkpoints", tmp_path / "again"
-    other = under(run, f"{after} precision=fp32")
+    other = under(run, after if "precision" in after else f"{after} precision=fp32")
     ranks.run(other.layout.ranks, reshard_job, other, source / "step-00000003", again)
     assert equal(tensors(source), tensors(again))
 

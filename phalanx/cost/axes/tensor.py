@@ -23,9 +23,10 @@ from phalanx.core.layout import Coordinates
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Run
 from phalanx.core.traffic import Collective, Transfer
+from phalanx.cost.precision import OperandBytes, operand_bytes
 from phalanx.cost.units import bytes_per_element, passes, stages_at, tokens_at, units_at
 
-Messages = Counter[tuple[Collective, str, int]]  # by collective, purpose and width, how many
+Messages = Counter[tuple[Collective, str, int]]  # by collective, purpose and bytes per token
 
 
 def refuse(run: Run) -> None:
@@ -58,12 +59,12 @@ def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
         if layers.start == 0:
             sent.update(_rows(run, 1))
         if layers.stop == shape.layers:
-            sent.update(_columns(run, shape.hidden))
+            sent.update(_columns(run, shape.hidden, 1, OperandBytes(shape.hidden * compute)))
             loss = max(wide, 4)
             yield Transfer("tensor", "all_reduce", "loss maximum", tokens * loss, m)
             yield Transfer("tensor", "all_reduce", "loss sums", 3 * tokens * loss, m)
-    for (collective, purpose, width), times in sent.items():
-        yield Transfer("tensor", collective, purpose, tokens * width * compute, times * m)
+    for (collective, purpose, size), times in sent.items():
+        yield Transfer("tensor", collective, purpose, tokens * size, times * m)
     reductions = m if layout.zero_stage >= 2 else 1
     for unit in units_at(run, at):
         if unit.partial:
@@ -81,8 +82,12 @@ def _block(run: Run, *, routed: bool) -> Messages:
     again = run.layout.recompute == "full"
     sent: Messages = Counter()
     for width in _attention_inputs(shape):
-        sent.update(_columns(run, width, 1 + again))
-    sent.update((_gather if routed else _columns)(run, shape.hidden, 1 + again))
+        sent.update(_columns(run, width, 1 + again, operand_bytes(run.layout, width)))
+    if routed:
+        sent.update(_gather(run, shape.hidden, 1 + again))
+    else:
+        of_mlp = operand_bytes(run.layout, shape.hidden)
+        sent.update(_columns(run, shape.hidden, 1 + again, of_mlp))
     if shape.is_mla:
         sent.update(_gather(run, shape.qk_rope, 1 + again))
     whole = run.recipe.dropout or run.layout.compile
@@ -98,29 +103,35 @@ def _attention_inputs(shape: ModelShape) -> tuple[int, ...]:
     return (shape.hidden,)
 
 
-def _columns(run: Run, width: int, forwards: int = 1) -> Messages:
-    """Around products by columns, of one input of `width`."""
-    sent = _gather(run, width, forwards)
-    if run.layout.sp:
-        sent["all_gather", "tp input again", width] = 1
+def _columns(run: Run, width: int, forwards: int, operand: OperandBytes) -> Messages:
+    """Around products by columns, of one input of `width` that travels as an operand."""
+    size = width * bytes_per_element(run.layout)[0]
+    if not run.layout.sp:
+        return Counter({("all_reduce", "tp input gradient", size): 1})
+    sent: Messages = Counter({("reduce_scatter", "tp input gradient", size): 1})
+    for purpose, times in (("tp input", forwards), ("tp input again", 1)):
+        sent["all_gather", purpose, operand.data] += times
+        if operand.scales:
+            sent["all_gather", f"{purpose} scales", operand.scales] += times
     return sent
 
 
 def _gather(run: Run, width: int, forwards: int) -> Messages:
     """To have the whole sequence of something, and to add up its gradient."""
+    size = width * bytes_per_element(run.layout)[0]
     if not run.layout.sp:
-        return Counter({("all_reduce", "tp input gradient", width): 1})
+        return Counter({("all_reduce", "tp input gradient", size): 1})
     return Counter(
         {
-            ("all_gather", "tp input", width): forwards,
-            ("reduce_scatter", "tp input gradient", width): 1,
+            ("all_gather", "tp input", size): forwards,
+            ("reduce_scatter", "tp input gradient", size): 1,
         }
     )
 
 
 def _rows(run: Run, count: int, repeated: int = 0) -> Messages:
     """Around `count` products by rows."""
-    h = run.model.hidden
+    h = run.model.hidden * bytes_per_element(run.layout)[0]
     if not run.layout.sp:
         return Counter({("all_reduce", "tp output", h): count + repeated})
     return Counter(

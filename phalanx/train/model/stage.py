@@ -20,6 +20,7 @@ from phalanx.train.parallel.expert import ExpertParallel
 from phalanx.train.parallel.tensor import TensorParallel
 from phalanx.train.parameters import Declaration, Held, declared_in
 from phalanx.train.precision.dtypes import Precision
+from phalanx.train.precision.product import Products
 from phalanx.train.unit import Source, Unit
 from phalanx.train.weight_gradients import WeightGradients
 
@@ -110,7 +111,9 @@ class Stage:
                 unit.prefetch()
 
 
-def build_stages(run: Run, mesh: Mesh, precision: Precision, source: Source) -> dict[int, Stage]:
+def build_stages(
+    run: Run, mesh: Mesh, precision: Precision, products: Products, source: Source
+) -> dict[int, Stage]:
     """Build the stages that this rank holds, filled with their first weights from `source`.
 
     They come in the order of the layers, so that ranks with copies of the same stages have them
@@ -125,7 +128,9 @@ def build_stages(run: Run, mesh: Mesh, precision: Precision, source: Source) -> 
         copy, place = divmod(index, where.depth)
         first = sum(layers[:place])
         gradients = WeightGradients()
-        tp = TensorParallel(mesh.tensor, sequence=bool(layout.sp), gradients=gradients)
+        tp = TensorParallel(
+            mesh.tensor, sequence=bool(layout.sp), products=products, gradients=gradients
+        )
         parts = _parts(
             run, (tp, ExpertParallel(mesh.expert)), range(first, first + layers[place]), table
         )

@@ -170,10 +170,10 @@ class TensorParallel:
 
     def gather_operand(self, x: Operand, purpose: str) -> tuple[Operand, Sequence[Pending]]:
         """Start to put the parts of an input together, and those of its scales if they are cut."""
-        data, arriving = self.gather_sequence(x.data, purpose)
+        data, arriving = self._gather_bits(x.data, purpose)
         if x.scale is None or x.scale.dim() == 0:
             return Operand(data, x.scale), [arriving]
-        scale, scales_arriving = self.gather_sequence(x.scale, f"{purpose} scales")
+        scale, scales_arriving = self._gather_bits(x.scale, f"{purpose} scales")
         return Operand(data, scale), [arriving, scales_arriving]
 
     def gather_parts(self, x: Operand, purpose: str) -> tuple[Operand, Sequence[Part]]:
@@ -198,8 +198,14 @@ class TensorParallel:
         ]
 
     def _gather_parts(self, x: Tensor, purpose: str) -> tuple[Tensor, list[comm.Part]]:
-        whole = x.new_empty((x.shape[0] * self.group.size, *x.shape[1:]))
-        return whole, self.group.all_gather_parts(whole, x.contiguous(), purpose)
+        bits = _as_carried(x)
+        whole = bits.new_empty((x.shape[0] * self.group.size, *x.shape[1:]))
+        parts = self.group.all_gather_parts(whole, bits.contiguous(), purpose)
+        return whole.view(x.dtype), [part._replace(data=part.data.view(x.dtype)) for part in parts]
+
+    def _gather_bits(self, x: Tensor, purpose: str) -> tuple[Tensor, Pending]:
+        whole, arriving = self.gather_sequence(_as_carried(x), purpose)
+        return whole.view(x.dtype), arriving
 
     def reduce_sequence(self, x: Tensor, purpose: str) -> tuple[Tensor, Pending]:
         """Start to add up [s, b, h] over ranks, keeping [s/t, b, h]; or all of it without sp."""
@@ -218,6 +224,11 @@ class TensorParallel:
         if not self.sequence:
             return cast(Tensor, all_reduce(x, group.name, purpose))
         return cast(Tensor, reduce_scatter(x, group.name, group.size, purpose))
+
+
+def _as_carried(x: Tensor) -> Tensor:
+    """To those who carry messages, 8-bit numbers are bytes."""
+    return x if x.element_size() > 1 else x.view(torch.uint8)
 
 
 def _part(x: Operand, index: int, parts: int) -> Operand:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from phalanx.core.precision import formats
 from phalanx.train.precision.loss_scale import INITIAL, LossScale
 
 _COMPUTE = {
@@ -19,15 +20,19 @@ class Precision:
     """The number formats of a run.
 
     Attributes:
-        compute: of weights and activations in matrix products.
+        name: as layouts write it, resolved.
+        compute: of weights and activations, and of products that no recipe rounds further.
         master: of the weights that the optimizer moves, of its moments, and of gradients where
             they are accumulated and reduced.
-        name: fp32, fp64, bf16 or fp16, as layouts write it.
+        recipe: how the products of projections round their operands; empty if they do not.
+        rest: the name of `compute`.
     """
 
     name: str
     compute: torch.dtype
     master: torch.dtype
+    recipe: str = ""
+    rest: str = ""
 
     @classmethod
     def named(cls, name: str, device: torch.device) -> "Precision":
@@ -37,8 +42,9 @@ class Precision:
         """
         if name == "auto":
             name = "bf16" if device.type == "cuda" else "fp32"
-        master = torch.float64 if name == "fp64" else torch.float32
-        return cls(name, _COMPUTE[name], master)
+        recipe, rest = formats(name)
+        master = torch.float64 if rest == "fp64" else torch.float32
+        return cls(name, _COMPUTE[rest], master, recipe, rest)
 
     def loss_scale(self) -> LossScale:
         """What the loss of the first step is multiplied with."""
