@@ -175,20 +175,21 @@ class _BlockByBlock(torch.autograd.Function):
         q, k, v, y, lse = cast(tuple[Tensor, ...], ctx.saved_tensors)
         done, grad = Attended(_by_head(y, v), lse), _by_head(grads[0], v)
         dq = torch.zeros_like(q, dtype=lse.dtype)
-        travel = sequence.context.travel
+        travel, widths = sequence.context.travel, (k.shape[-1], v.shape[-1])
 
         def gradients() -> Iterator[tuple[int, Tensor]]:
             for source, kv in travel.blocks(torch.cat((k, v), -1)):
                 queries, keys = sequence.seen(source, len(q))
                 block = sequence.block(q, kv, source)
                 found = differentiate_block(block, done.rows(queries), grad[:, :, queries])
-                in_q, in_k, in_v = (_tokens_first(x) for x in found)
-                dq[queries] += in_q
+                dq[queries] += _tokens_first(found[0])
                 part = torch.zeros_like(kv, dtype=lse.dtype)
-                part[keys] = torch.cat((in_k, in_v), -1).to(lse.dtype)
+                for x, y in zip(part[keys].split(widths, -1), found[1:], strict=True):
+                    x.copy_(_tokens_first(y))
+                del block, kv, found
                 yield source, part
 
-        dk, dv = travel.home(gradients()).to(q.dtype).split((k.shape[-1], v.shape[-1]), -1)
+        dk, dv = travel.home(gradients()).to(q.dtype).split(widths, -1)
         return None, dq.to(q.dtype), dk, dv
 
 
@@ -201,14 +202,14 @@ class _Ring:
     def blocks(self, mine: Tensor) -> Iterator[tuple[int, Tensor]]:
         """The next block arrives while the current one is used."""
         size, block = self.group.size, mine.contiguous()
-        for step in range(size):
-            arriving, pending = block, Pending()
-            if step < size - 1:
-                arriving = torch.empty_like(block)
-                pending = self.group.shift(arriving, block, "keys and values")
+        del mine
+        for step in range(size - 1):
+            arriving = torch.empty_like(block)
+            pending = self.group.shift(arriving, block, "keys and values")
             yield (self.group.index - step) % size, block
             pending.wait()
             block = arriving
+        yield (self.group.index + 1) % size, block
 
     def home(self, gradients: Iterator[tuple[int, Tensor]]) -> Tensor:
         """A gradient follows its block, one rank behind, and grows on every rank.
@@ -216,12 +217,14 @@ class _Ring:
         What a rank adds to its own stays there; so c - 1 messages bring each gradient home.
         """
         _, mine = next(gradients)
-        arriving, pending = torch.zeros_like(mine), Pending()
+        arriving, pending = torch.empty(0), Pending()
         for _, part in gradients:
             pending.wait()
-            grown = part.add_(arriving)
-            arriving = torch.empty_like(grown)
-            pending = self.group.shift(arriving, grown, "key and value gradients")
+            if arriving.numel():
+                part.add_(arriving)
+            else:
+                arriving = torch.empty_like(part)
+            pending = self.group.shift(arriving, part, "key and value gradients")
         pending.wait()
         return mine.add_(arriving)
 
@@ -235,19 +238,19 @@ class _Gather:
     def blocks(self, mine: Tensor) -> Iterator[tuple[int, Tensor]]:
         """The others arrive while this rank's own is used."""
         size, me = self.group.size, self.group.index
-        whole = mine.new_empty((size, *mine.shape))
+        whole = mine.new_empty((size * len(mine), *mine.shape[1:]))
         pending = self.group.all_gather(whole, mine.contiguous(), "keys and values")
         yield me, mine
         pending.wait()
         for step in range(1, size):
             source = (me - step) % size
-            yield source, whole[source]
+            yield source, whole.chunk(size)[source]
 
     def home(self, gradients: Iterator[tuple[int, Tensor]]) -> Tensor:
         """All ranks add up what each has for each."""
         parts = dict(gradients)
-        whole = torch.stack([parts.pop(rank) for rank in range(self.group.size)])
-        mine = torch.empty_like(whole[0])
+        mine = torch.empty_like(parts[self.group.index])
+        whole = torch.cat([parts.pop(rank) for rank in range(self.group.size)])
         self.group.reduce_scatter(mine, whole, "key and value gradients").wait()
         return mine
 
