@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Literal, NamedTuple, cast
 
 import torch
@@ -30,29 +29,57 @@ _all_gather: Callable[..., dist.Work | None] = getattr(
 _all_to_all: Callable[..., dist.Work | None] = dist.all_to_all_single
 
 
+class Passage(NamedTuple):
+    """One message in time: seconds on this rank's clock.
+
+    Attributes:
+        axis, purpose: of the message.
+        issued: when it was started.
+        wanted: when this rank began to stand still for it.
+        done: when it was complete, or found to be.
+    """
+
+    axis: Axis
+    purpose: str
+    issued: float
+    wanted: float
+    done: float
+
+
 class Ledger:
     """Counts what one rank sent since the last `clear`, and how long it waited for it.
 
     Attributes:
         waited: seconds in which this rank stood still for messages, by axis.
+        watch: is told of every message that was waited for.
     """
 
     def __init__(self) -> None:
         self._counts: Counter[Transfer] = Counter()
         self.waited: dict[str, float] = {}
+        self._waited_before: dict[str, float] = {}
+        self.watch: Callable[[Passage], None] = lambda _: None
 
     def note(self, axis: Axis, collective: Collective, purpose: str, size: int) -> None:
         """Count one message of `size` bytes."""
         self._counts[Transfer(axis, collective, purpose, size)] += 1
 
-    def note_wait(self, axis: Axis, seconds: float) -> None:
+    def note_wait(self, passage: Passage) -> None:
         """Count time in which the rank could only wait."""
-        self.waited[axis] = self.waited.get(axis, 0.0) + seconds
+        seconds = passage.done - passage.wanted
+        self.waited[passage.axis] = self.waited.get(passage.axis, 0.0) + seconds
+        self.watch(passage)
+
+    def lap(self) -> dict[str, float]:
+        """Seconds of waiting since the last lap, by axis."""
+        before, self._waited_before = self._waited_before, dict(self.waited)
+        return {axis: total - before.get(axis, 0.0) for axis, total in self.waited.items()}
 
     def clear(self) -> None:
         """Forget everything."""
         self._counts.clear()
         self.waited.clear()
+        self._waited_before.clear()
 
     def transfers(self) -> list[Transfer]:
         """What was sent, equal messages added up, in a stable order."""
@@ -66,7 +93,7 @@ class Pending:
     works: Sequence[dist.Work | None] = ()
     finish: Callable[[], None] | None = None
     buffers: tuple[Tensor, ...] = field(default=(), repr=False)
-    on_wait: Callable[[float], None] = field(default=lambda _: None, repr=False)
+    on_wait: Callable[[float, float], None] = field(default=lambda *_: None, repr=False)
 
     def wait(self) -> None:
         """Return once the result is in place; a second call does nothing."""
@@ -79,7 +106,7 @@ class Pending:
         if self.finish is not None:
             self.finish()
         self.works, self.finish, self.buffers = (), None, ()
-        self.on_wait(time.perf_counter() - start)
+        self.on_wait(start, time.perf_counter())
 
 
 class Rows(NamedTuple):
@@ -138,7 +165,7 @@ class Group:
         if self.size == 1:
             return Pending()
         self.ledger.note(self.axis, "all_reduce", purpose, x.nbytes)
-        return self._timed(self._all_reduce(x, purpose, largest))
+        return self._timed(self._all_reduce(x, purpose, largest), purpose)
 
     def all_gather(self, out: Tensor, x: Tensor, purpose: str) -> Pending:
         """Fill `out` with every rank's `x`, in rank order along the first dim."""
@@ -146,7 +173,7 @@ class Group:
             out.copy_(x.view_as(out))
             return Pending()
         self.ledger.note(self.axis, "all_gather", purpose, out.nbytes)
-        return self._timed(self._all_gather(out, x, purpose))
+        return self._timed(self._all_gather(out, x, purpose), purpose)
 
     def reduce_scatter(self, out: Tensor, x: Tensor, purpose: str) -> Pending:
         """Sum `x` over the group and leave slice `index` of the first dim in `out`."""
@@ -154,7 +181,7 @@ class Group:
             out.copy_(x.view_as(out))
             return Pending()
         self.ledger.note(self.axis, "reduce_scatter", purpose, x.nbytes)
-        return self._timed(self._reduce_scatter(out, x, purpose))
+        return self._timed(self._reduce_scatter(out, x, purpose), purpose)
 
     def all_gather_parts(self, out: Tensor, x: Tensor, purpose: str) -> list[Part]:
         """Start an `all_gather` of which each part can be used as soon as it is here.
@@ -178,7 +205,7 @@ class Group:
             purpose: for the ledger.
         """
         self.ledger.note(self.axis, "reduce_scatter", purpose, out.nbytes * self.size)
-        return self._timed(self._reduce_scatter_parts(out, make, purpose))
+        return self._timed(self._reduce_scatter_parts(out, make, purpose), purpose)
 
     def all_to_all(self, out: Tensor, x: Tensor, purpose: str, rows: Rows | None = None) -> Pending:
         """Give each rank its rows of `x`, and collect in `out` what all ranks have for this one.
@@ -195,25 +222,30 @@ class Group:
             return Pending()
         counted = out if rows is not None and rows.home == "come" else x
         self.ledger.note(self.axis, "all_to_all", purpose, counted.nbytes)
-        return self._timed(self._all_to_all(out, x, purpose, rows))
+        return self._timed(self._all_to_all(out, x, purpose, rows), purpose)
 
     def shift(self, out: Tensor, x: Tensor, purpose: str) -> Pending:
         """Send `x` to the next rank of the ring while `out` is filled by the one before."""
         self.ledger.note(self.axis, "send", purpose, x.nbytes)
-        return self._timed(self._shift(out, x, purpose))
+        return self._timed(self._shift(out, x, purpose), purpose)
 
     def send(self, x: Tensor, to: int, purpose: str, tag: int = 0) -> Pending:
         """Send `x` to group index `to`; matched in order of issue for each pair of ranks."""
         self.ledger.note(self.axis, "send", purpose, x.nbytes)
-        return self._timed(self._send(x, to, purpose, tag))
+        return self._timed(self._send(x, to, purpose, tag), purpose)
 
     def receive(self, x: Tensor, source: int, tag: int = 0) -> Pending:
         """Fill `x` with what group index `source` sends."""
         work = dist.irecv(x, self.ranks[source], group=self.handle, tag=tag)
-        return self._timed(Pending([work], buffers=(x,)))
+        return self._timed(Pending([work], buffers=(x,)), "arrival")
 
-    def _timed(self, pending: Pending) -> Pending:
-        pending.on_wait = partial(self.ledger.note_wait, self.axis)
+    def _timed(self, pending: Pending, purpose: str) -> Pending:
+        issued = time.perf_counter()
+
+        def note(wanted: float, done: float) -> None:
+            self.ledger.note_wait(Passage(self.axis, purpose, issued, wanted, done))
+
+        pending.on_wait = note
         return pending
 
     def _send(self, x: Tensor, to: int, purpose: str, tag: int) -> Pending:
@@ -244,7 +276,7 @@ class Group:
         for distance in range(1, self.size):
             source = (self.index - distance) % self.size
             arriving = self._pass_on(chunks[source], mine, distance, tag)
-            parts.append(Part(source, chunks[source], self._timed(arriving)))
+            parts.append(Part(source, chunks[source], self._timed(arriving, purpose)))
         return parts
 
     def _reduce_scatter_parts(

@@ -5,13 +5,14 @@ import statistics
 import sys
 from collections import deque
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from phalanx.core.run import Run
+from phalanx.core.traffic import Axis
 from phalanx.cost.flops import describe_convention, flops_per_token, utilization
 from phalanx.train.balance import Load
 from phalanx.train.mesh import Mesh
@@ -20,7 +21,7 @@ from phalanx.train.precision.dtypes import Precision
 from phalanx.train.report import StepMetrics
 from phalanx.train.step import Engine, StepResult
 
-AXES = ("tensor", "pipeline", "data", "world")
+AXES: tuple[Axis, ...] = get_args(Axis)
 
 
 class Peak(NamedTuple):
@@ -64,24 +65,31 @@ class Agreed(NamedTuple):
         data_wait: seconds that the slowest rank waited for its batch.
         memory: most bytes of any rank.
         load: of the experts of the worst layer.
+        exposed: seconds that some rank stood still for messages, by axis.
     """
 
     stop: bool
     data_wait: float
     memory: int
     load: Load
+    exposed: dict[str, float]
 
 
 def agree(mesh: Mesh, load: Load, *, stop: bool, data_wait: float) -> Agreed:
     """Let every rank know the largest value of any rank."""
+    waited = mesh.ledger.lap()
+    waits = [waited.get(axis, 0.0) for axis in AXES]
     mine = torch.tensor(
-        [float(stop), data_wait, float(peak_memory(mesh.device)), *load],
+        [float(stop), data_wait, float(peak_memory(mesh.device)), *waits, *load],
         dtype=torch.float64,
         device=mesh.device,
     )
     mesh.world.all_reduce(mine, "step report", largest=True).wait()
-    stopped, wait, memory, *worst = mine.tolist()
-    return Agreed(stopped > 0, wait, int(memory), Load(*worst))
+    stopped, wait, memory, *rest = mine.tolist()
+    exposed: dict[str, float] = {
+        axis: seconds for axis, seconds in zip(AXES, rest, strict=False) if seconds > 0
+    }
+    return Agreed(stopped > 0, wait, int(memory), Load(*rest[len(AXES) :]), exposed)
 
 
 @dataclass
@@ -165,6 +173,7 @@ class Meter:
             mfu=mfu,
             hfu=hfu,
             data_wait_seconds=agreed.data_wait,
+            exposed_seconds=agreed.exposed,
             peak_bytes=self.memory,
             skipped=result.skipped,
             loss_scale=result.loss_scale,

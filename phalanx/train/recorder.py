@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from phalanx.core.timeline import Category, Span
+from phalanx.train.comm import Passage
 
 
 class Recorder:
@@ -32,6 +33,13 @@ class Recorder:
             self.seconds[category] = self.seconds.get(category, 0.0) + end - start
             if self.keeps_spans:
                 self.spans.append(Span(self.rank, label, category, start, end))
+
+    def message(self, passage: Passage) -> None:
+        """Keep a message: how long it was under way, and how long the rank stood still for it."""
+        if self.keeps_spans:
+            axis, purpose, issued, wanted, done = passage
+            self.spans.append(Span(self.rank, purpose, "communicate", issued, done, axis))
+            self.spans.append(Span(self.rank, purpose, "wait", wanted, done, axis))
 
     def clear(self) -> None:
         """Forget spans and totals."""

@@ -72,6 +72,8 @@ class StepMetrics:
         flops_per_second: achieved by all ranks together, by the model's own FLOPs (no recompute).
         mfu, hfu: shares of the peak, without and with recompute; None where the peak is unknown.
         data_wait_seconds: that the slowest rank waited for its batch.
+        exposed_seconds: that some rank stood still for messages, by axis; what hides behind
+            computation is not in it.
         peak_bytes: most memory held by any rank so far.
         skipped: the update was not applied (its loss or gradient was not finite).
         loss_scale: what the loss was multiplied with before backward; 1 but for fp16.
@@ -93,6 +95,7 @@ class StepMetrics:
     mfu: float | None = None
     hfu: float | None = None
     data_wait_seconds: float = 0.0
+    exposed_seconds: Mapping[str, float] = field(default_factory=dict)
     peak_bytes: int = 0
     skipped: bool = False
     loss_scale: float = 1.0
@@ -114,6 +117,7 @@ class StepMetrics:
             "mfu": self.mfu,
             "hfu": self.hfu,
             "data_wait_seconds": self.data_wait_seconds,
+            "exposed_seconds": dict(self.exposed_seconds),
             "peak_bytes": self.peak_bytes,
             "skipped": self.skipped,
             "loss_scale": self.loss_scale,

@@ -122,6 +122,7 @@ def build_engine(run: Run, mesh: Mesh) -> Engine:
     shape = (seq, layout.mb, run.model.hidden)
     wire = Wire(mesh.pipeline, schedule, Form(shape, precision.compute, mesh.device))
     recorder = Recorder(layout.rank_at(mesh.at))
+    mesh.ledger.watch = recorder.message
     return Engine(
         run=run,
         mesh=mesh,

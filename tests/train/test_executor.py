@@ -4,12 +4,14 @@ import pytest
 import torch
 
 from phalanx.core.run import Run
+from phalanx.core.timeline import Timeline
 from phalanx.train.executor import Executor
 from phalanx.train.mesh import build_mesh
 from phalanx.train.step import (
     Engine,
     build_engine,
     count_valid,
+    forward_backward,
     micro_batches,
 )
 from phalanx.verify.cases import Question
@@ -56,6 +58,30 @@ def one_pass(run: Run) -> Trace:
 
 def _left(executor: Executor) -> tuple[dict, ...]:
     return executor._inputs, executor._outputs, executor._ready, executor._kept
+
+
+def messages_in_time(run: Run) -> tuple[set[str | None], dict[str, float], dict[str, float]]:
+    """Axes of messages that were seen under way; seconds of waiting by axis, seen and counted."""
+    engine = engine_of(run)
+    engine.recorder.keeps_spans = True
+    engine.mesh.ledger.clear()
+    forward_backward(engine, 0, Case(run).stream().batch(0, engine.positions()))
+    spans = engine.recorder.spans
+    under_way = [s for s in spans if s.axis and s.category == "communicate"]
+    waits = [s for s in spans if s.axis and s.category == "wait"]
+    for message, wait in zip(under_way, waits, strict=True):
+        assert message.label == wait.label
+        assert message.start <= wait.start <= wait.end == message.end
+    seen = Timeline("measured", tuple(spans)).exposed_by_axis()
+    return {message.axis for message in under_way}, seen, dict(engine.mesh.ledger.waited)
+
+
+@pytest.mark.ranks
+def test_messages_and_the_waits_for_them_are_seen_by_axis(ranks: RankPool) -> None:
+    run = Question("dp=2 pp=2 tp=2 zero=3 mb=2").case().run
+    for axes, seen, counted in ranks.run(8, messages_in_time, run):
+        assert axes == {"data", "pipeline", "tensor", "world"}
+        assert seen == pytest.approx(counted)
 
 
 @pytest.mark.ranks

@@ -224,6 +224,9 @@ def test_a_run_directory_holds_what_scripts_rely_on(
     trace = json.loads((tmp_path / "timeline.json").read_text())
     named = {event["name"] for event in trace["traceEvents"]}
     assert {"0F0", "0B0", "1F7", "1B7"} <= named
+    threads = {e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
+    assert threads == {"waiting for pipeline", "waiting for world"}
+    assert lines[0]["exposed_seconds"]["pipeline"] > 0
     assert summary.last_loss < summary.first_loss
     assert json.loads((tmp_path / "summary.json").read_text())["last_step"] == 8
     assert summary.sample.startswith("def ")
