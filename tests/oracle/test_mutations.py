@@ -27,6 +27,7 @@ MESSAGES = [
     Question("dp=4 shard=2 zero=2", ("max-norm",), tables=SMALL),
     Question("dp=2 zero=3 mb=2", ("tied",), tables=SMALL),
     Question("dp=2 ep=2 mb=4", ("experts",), tables=BALANCED),
+    Question("cp=2 ep=2 mb=8", ("experts",), tables=BALANCED),
     Question("pp=2 mb=2", ("tied",), tables=SMALL),
     Question("pp=2 schedule=interleaved v=2 mb=4", ("no-clip",)),
     Question("cp=2 zero=0 mb=4", tables=SMALL),

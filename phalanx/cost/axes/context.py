@@ -25,12 +25,8 @@ from phalanx.cost.units import bytes_per_element, passes, stages_at, tokens_at
 
 
 def refuse(run: Run) -> None:
-    """Raise RefusedError where ranks cannot trade tokens for heads, or a router needs them all."""
+    """Raise RefusedError where ranks cannot trade tokens for heads."""
     layout, shape = run.layout, run.model
-    if shape.is_moe and layout.cp > 1:
-        raise RefusedError(
-            f"cp={layout.cp}: a router sees whole sequences; use cp=1, or model.experts=0"
-        )
     if layout.context != "ulysses" or layout.cp == 1:
         return
     heads, kv_heads = shape.heads // layout.tp, shape.kv_heads // layout.tp

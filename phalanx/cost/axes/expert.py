@@ -6,7 +6,9 @@ Sends, for T tokens of a micro-batch on one rank, K rows of h numbers for each, 
     forward     8 E bytes of counts, T K rows to the experts, T K rows of results back
     backward    T K rows of gradients of results there, T K of gradients of tokens back
 
-Once a step the loads of all experts, and what was dropped, are added up over dp and cp.
+Once a step the loads of all experts, and what was dropped, are added up over dp and cp. What
+depends on whole sequences, capacity and the balance loss, has ranks along cp tell each other how
+often each of their two chunks visits each expert.
 A rank sends and gets back the rows of its own tokens, so none of this depends on how evenly the
 router loads the experts. A capacity sends less: what is dropped does not travel. Every
 tensor-parallel rank sends the rows of the whole sequence, to the ranks that hold the same part of
@@ -52,12 +54,15 @@ def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
         yield Transfer("data", "all_reduce", "expert loads", loads)
     if layers and placement(layout).copies > 1:
         yield Transfer("pipeline", "all_reduce", "expert loads both ways", loads)
+    again = layers if layout.recompute == "full" else 0
+    compute, wide = bytes_per_element(layout)
+    forwards = m * (layers + again)
+    if layout.cp > 1 and (run.recipe.balance_loss or run.recipe.capacity):
+        visits = 2 * layout.cp * layout.mb * shape.experts * wide
+        yield Transfer("context", "all_gather", "expert visits", visits, forwards)
     if layout.ep == 1:
         return
-    again = layers if layout.recompute == "full" else 0
-    compute, _ = bytes_per_element(layout)
-    size = run.recipe.seq * layout.mb * shape.top_k * shape.hidden * compute
-    forwards = m * (layers + again)
+    size = _real_tokens(run, at.cp) * layout.mb * shape.top_k * shape.hidden * compute
     yield Transfer("expert", "all_to_all", "rows per expert", COUNT * shape.experts, forwards)
     for purpose, times in (
         ("tokens", forwards),
@@ -66,3 +71,12 @@ def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
         ("token gradients", m * layers),
     ):
         yield Transfer("expert", "all_to_all", purpose, size, times)
+
+
+def _real_tokens(run: Run, cp: int) -> int:
+    """Tokens of a sequence that a cp rank holds: two chunks, without the padding at the end."""
+    layout, seq = run.layout, run.recipe.seq
+    if layout.cp == 1:
+        return seq
+    chunk = layout.padded_seq(seq) // (2 * layout.cp)
+    return sum(min(max(seq - i * chunk, 0), chunk) for i in (cp, 2 * layout.cp - 1 - cp))

@@ -70,18 +70,18 @@ class Router(Declared):
         with torch.no_grad():
             chosen = self._choose(affinities)
             visits = torch.zeros_like(affinities).scatter_(-1, chosen, 1.0)
-            real = torch.arange(len(x), device=x.device) < batch.seq
-            visits *= real[:, None, None]
-            kept = self._kept(visits, chosen, batch.seq)
+            visits *= (batch.places < batch.seq)[:, None, None]
+            so_far, total = self._sums(visits, batch)
+            kept = self._kept(visits, so_far, batch)
         weights = affinities.gather(-1, chosen)
         if self.shape.normalised:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
         if self.shape.routed_scale != 1.0:
             weights = weights * self.shape.routed_scale
         share = self.share * batch.loss_scale
-        loss = self._balance(affinities, visits, batch.seq) if share else None
-        routing = Routing(chosen, weights, kept)
-        counts = _counts(visits, routing)
+        loss = self._balance(affinities, total, batch) if share else None
+        routing = Routing(chosen, weights, None if kept is None else kept.gather(-1, chosen))
+        counts = _counts(visits, kept)
         weights = cast(Tensor, apply(_Learn, weights, loss, share, self._seen, counts))
         return routing._replace(weights=weights)
 
@@ -111,29 +111,36 @@ class Router(Declared):
             scores = grouped.where(stays.unsqueeze(-1), -torch.inf).flatten(-2)
         return _first(scores, self.shape.top_k)
 
-    def _kept(self, visits: Tensor, chosen: Tensor, seq: int) -> Tensor | None:
-        """Which rows travel: of real tokens, and the first of a sequence that fit an expert.
+    def _sums(self, visits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Visits of each expert up to each token, and by its whole sequence, where that matters."""
+        if not self.share and not self.recipe.capacity:
+            return visits, visits
+        return batch.context.sums(visits, "expert visits")
+
+    def _kept(self, visits: Tensor, so_far: Tensor, batch: MicroBatch) -> Tensor | None:
+        """Which visits happen: of real tokens, and the first of a sequence that fit an expert.
 
         Each sequence has places of its own, so that what is dropped does not depend on how the
         batch is cut; Lepikhin et al. 2020 (arXiv:2006.16668), section 2.2, call it a group.
         """
-        if not self.recipe.capacity:
-            return None if len(visits) == seq else visits.gather(-1, chosen).bool()
-        even = seq * self.shape.top_k / self.shape.experts
-        fits = visits.cumsum(0) <= math.ceil(self.recipe.capacity * even)
-        return (fits & visits.bool()).gather(-1, chosen)
+        if self.recipe.capacity:
+            even = batch.seq * self.shape.top_k / self.shape.experts
+            return visits.bool() & (so_far <= math.ceil(self.recipe.capacity * even))
+        padded = len(visits) * batch.context.group.size > batch.seq
+        return visits.bool() if padded else None
 
-    def _balance(self, affinities: Tensor, visits: Tensor, seq: int) -> Tensor:
+    def _balance(self, affinities: Tensor, total: Tensor, batch: MicroBatch) -> Tensor:
         """Sum over sequences of sum over experts of f P (DeepSeek-V3, equations 17 to 20).
 
         f is an expert's share of the visits of a sequence over an even share, P its mean share of
-        the affinities of a token.
+        the affinities of a token. Of P a rank adds up what its own tokens say.
         """
-        f = visits.sum(0) * (self.shape.experts / (self.shape.top_k * seq))
+        f = total * (self.shape.experts / (self.shape.top_k * batch.seq))
         shares = affinities
         if self.shape.routing == "sigmoid":
             shares = shares / (shares.sum(-1, keepdim=True) + 1e-20)
-        return (shares[:seq].sum(0) * f).sum() / seq
+        real = (batch.places < batch.seq).to(f)
+        return (torch.einsum("sbe,s->be", shares, real) * f).sum() / batch.seq
 
 
 def _first(scores: Tensor, count: int) -> Tensor:
@@ -173,11 +180,11 @@ class _WideWork:
         return (grad.to(self.weights[0].dtype),)
 
 
-def _counts(visits: Tensor, routing: Routing) -> Tensor:
+def _counts(visits: Tensor, kept: Tensor | None) -> Tensor:
     """Visits of each expert, and after them how many were dropped: fp64 [E + 1]."""
     experts = visits.sum((0, 1), dtype=torch.float64)
-    travel = experts.sum() if routing.kept is None else routing.kept.sum()
-    return torch.cat([experts, (experts.sum() - travel).view(1)])
+    happen = experts.sum() if kept is None else kept.sum()
+    return torch.cat([experts, (experts.sum() - happen).view(1)])
 
 
 class _Learn(torch.autograd.Function):

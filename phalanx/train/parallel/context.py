@@ -95,6 +95,26 @@ class ContextParallel:
             return _alone(q, k, v, documents)
         return cast(Tensor, _together(_Sequence(self, documents), q, k, v))
 
+    def sums(self, x: Tensor, purpose: str) -> tuple[Tensor, Tensor]:
+        """Add up along whole sequences, without autograd.
+
+        Args:
+            x: [n, b, w].
+            purpose: of the message, for the ledger.
+
+        Returns:
+            The sums up to each token of this rank, itself included [n, b, w], and over all [b, w].
+        """
+        if self.group.size == 1:
+            return x.cumsum(0), x.sum(0)
+        mine = x.unflatten(0, (2, -1))
+        every = x.new_empty(self.group.size, 2, *x.shape[1:])
+        self.group.all_gather(every, mine.sum(1), purpose).wait()
+        chunks = torch.cat((every[:, 0], every[:, 1].flip(0)))
+        before = chunks.cumsum(0) - chunks
+        start = torch.stack((before[self.group.index], before[-1 - self.group.index]))
+        return (mine.cumsum(1) + start.unsqueeze(1)).flatten(0, 1), chunks.sum(0)
+
     @property
     def travel(self) -> Travel:
         """The way of keys and values."""
