@@ -77,7 +77,7 @@ def measure(run: Run, steps: int) -> Measured:
     device = torch.device("cuda")
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    engine = build_engine(run, build_mesh(run.layout, device))
+    engine = build_engine(run, build_mesh(run.layout, device, kv_heads=run.model.kv_heads))
     seconds = statistics.median(_seconds(engine, steps))
     rate = run.recipe.tokens_per_step / seconds
     peak = known_peak(torch.cuda.get_device_name(device), run.layout.precision)

@@ -183,6 +183,10 @@ class ModelShape:
         """Whether queries, keys and values carry a bias."""
         return self.bias or self.qkv_bias
 
+    def kv_heads_of_rank(self, tp: int) -> int:
+        """Key and value heads on one of `tp` ranks; of more ranks than heads, several share one."""
+        return max(self.kv_heads // tp, 1)
+
     @property
     def qk_width(self) -> int:
         """Channels of one query or key."""

@@ -31,12 +31,15 @@ class Saved(NamedTuple):
         cut: over tp; over tp only where sequence parallelism cuts the sequence; or not at all.
         part: "input" outlives full recomputation, "core" is the attention core, which selective
             recomputation drops, "block" is the rest.
+        most: into how many parts tp can cut it; of more ranks, several keep the same. 0 sets no
+            limit.
     """
 
     name: str
     bytes: float
     cut: Cut
     part: Part = "block"
+    most: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +142,7 @@ def bytes_per_token(saved: Iterable[Saved], layout: Layout) -> float:
     """Bytes on one rank for each token of the micro-batch, as the layout cuts them."""
     t = layout.tp
     parts = {"tp": t, "sequence": t if layout.sp else 1, "whole": 1}
-    return sum(item.bytes / parts[item.cut] for item in saved)
+    return sum(item.bytes / min(parts[item.cut], item.most or t) for item in saved)
 
 
 def _norm(
@@ -170,11 +173,12 @@ def _attention(shape: ModelShape, seq: int, element: int, stack: Stack) -> Itera
     if stack.angles and shape.positions == "rope":
         yield Saved("rotary angles", d * element, "whole")
     if shape.qk_norm:
-        yield Saved("query and key norm input", (a + g) * d * element, "tp")
-        if stack.statistics:
-            yield Saved("query and key norm statistics", (a + g) * FP32, "tp")
+        for name, heads in (("query", a), ("key", g)):
+            yield Saved(f"{name} norm input", heads * d * element, "tp", most=heads)
+            statistics = heads * FP32 * stack.statistics
+            yield Saved(f"{name} norm statistics", statistics, "tp", most=heads)
     yield Saved("query", a * d * element, "tp")
-    yield Saved("key and value", 2 * g * d * element, "tp")
+    yield Saved("key and value", 2 * g * d * element, "tp", most=g)
     yield from _core(shape, seq, element, stack)
     yield Saved("attention result", a * d * element, "tp")
 

@@ -24,6 +24,8 @@ class UnitSize(NamedTuple):
         params: elements that this rank holds of it, before padding.
         partial: elements held whole whose gradient on one tensor-parallel rank is a part of
             the sum, because the rank applies them to a part of the sequence, or of the heads.
+        shared: elements of key and value heads that several tensor-parallel ranks hold, because
+            there are more ranks than heads; they add up the gradient.
         uses: how often a forward pass gathers it.
         backward: how often a backward pass gathers it.
         tied: it lives on both ends of the pipeline, which are on different ranks.
@@ -37,6 +39,7 @@ class UnitSize(NamedTuple):
     backward: int = 1
     tied: bool = False
     spread: bool = False
+    shared: int = 0
 
     def padded(self, parts: int) -> int:
         """Elements with the padding that makes them divide over `parts` ranks."""
@@ -119,7 +122,8 @@ def _units_of_block(shape: ModelShape, layout: Layout, tp: int, layer: int) -> I
     whole = 2 * shape.norm_params() + sum(part.whole for part in parts)
     heads = sum(part.heads for part in parts)
     partial = heads + (whole if layout.sp else 0)
-    yield UnitSize(f"blocks.{layer}", cut + whole + heads, partial)
+    shared = sum(part.shared for part in parts)
+    yield UnitSize(f"blocks.{layer}", cut + whole + heads, partial, shared=shared)
     if routed:
         expert = _mlp(shape, share(shape.expert_width, layout.tp, tp)[1]).cut
         yield UnitSize(
@@ -135,18 +139,25 @@ class _Part(NamedTuple):
         whole: of what every rank holds, and under sp applies to its part of the sequence.
         heads: of what every rank holds and applies to its own heads; and of a router, which
             learns through each rank's own part of the experts.
+        shared: of `cut`, what several ranks hold, because it cannot be cut so often.
     """
 
     cut: int
     whole: int = 0
     heads: int = 0
+    shared: int = 0
 
 
 def _attention(shape: ModelShape, tp: int) -> _Part:
-    h, d, a, g = shape.hidden, shape.head_dim, shape.heads // tp, shape.kv_heads // tp
-    columns = (a + 2 * g) * d
-    cut = h * (columns + a * d) + (columns if shape.has_qkv_bias else 0)
-    return _Part(cut, h if shape.bias else 0, 2 * d if shape.qk_norm else 0)
+    h, d = shape.hidden, shape.head_dim
+    query, key_value = shape.heads // tp * d, 2 * shape.kv_heads_of_rank(tp) * d
+    each = h + shape.has_qkv_bias
+    return _Part(
+        cut=each * (query + key_value) + h * query,
+        whole=h if shape.bias else 0,
+        heads=2 * d if shape.qk_norm else 0,
+        shared=each * key_value if tp > shape.kv_heads else 0,
+    )
 
 
 def _latent_attention(shape: ModelShape, tp: int) -> _Part:

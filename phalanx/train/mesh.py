@@ -40,6 +40,7 @@ class Mesh:
         device: where its tensors live.
         world: all ranks.
         tensor, pipeline, context: the groups along tp, pp and cp.
+        heads: the tp ranks that hold the same keys and values, where tp is more than these.
         data: the ranks along dp and cp, which hold the same weights and see other tokens.
         shard: those of them that share one sharded copy.
         replica: those of them that hold the same shard of different copies (HSDP).
@@ -56,6 +57,7 @@ class Mesh:
     device: torch.device
     world: Group
     tensor: Group
+    heads: Group
     pipeline: Group
     context: Group
     data: Group
@@ -73,13 +75,16 @@ class Mesh:
         return Copies(self.data, self.shard, self.replica)
 
 
-def build_mesh(layout: Layout, device: torch.device, group_type: GroupType | None = None) -> Mesh:
+def build_mesh(
+    layout: Layout, device: torch.device, group_type: GroupType | None = None, kv_heads: int = 0
+) -> Mesh:
     """Make the groups that this rank belongs to; every rank of the layout calls it.
 
     Args:
         layout: its `ranks` must equal the size of the initialised process group, or be 1.
         device: where tensors live.
         group_type: how messages are carried; by default NCCL's way on GPUs, direct on CPU.
+        kv_heads: of the model; needed where tp is more.
     """
     rank = dist.get_rank() if dist.is_initialized() else 0
     at = layout.coordinates(rank)
@@ -106,6 +111,7 @@ def build_mesh(layout: Layout, device: torch.device, group_type: GroupType | Non
     places = product(range(layout.dp), range(layout.cp))
     data = [layout.rank_at(at._replace(dp=i, cp=j)) for i, j in places]
     pipeline = [layout.rank_at(at._replace(pp=i)) for i in range(layout.pp)]
+    tensor = [layout.rank_at(at._replace(tp=i)) for i in range(layout.tp)]
     shared, ep = copies(data, layout.sharers), layout.ep
     team, member = divmod(data.index(rank), ep)
     where = placement(layout)
@@ -116,7 +122,8 @@ def build_mesh(layout: Layout, device: torch.device, group_type: GroupType | Non
         at=at,
         device=device,
         world=along("world", range(layout.ranks)),
-        tensor=along("tensor", [layout.rank_at(at._replace(tp=i)) for i in range(layout.tp)]),
+        tensor=along("tensor", tensor),
+        heads=along("tensor", tensor[_same_heads(layout, at, kv_heads)]),
         pipeline=along("pipeline", pipeline),
         context=along("context", [layout.rank_at(at._replace(cp=i)) for i in range(layout.cp)]),
         data=shared.all,
@@ -128,6 +135,13 @@ def build_mesh(layout: Layout, device: torch.device, group_type: GroupType | Non
         twins=along("pipeline", [pipeline[i] for i in sorted(twins)]),
         ledger=ledger,
     )
+
+
+def _same_heads(layout: Layout, at: Coordinates, kv_heads: int) -> slice:
+    """Which tp ranks hold the same of so many key and value heads as this one."""
+    alike = max(layout.tp // kv_heads, 1) if kv_heads else 1
+    first = at.tp // alike * alike
+    return slice(first, first + alike)
 
 
 def _new_group(ranks: Sequence[int]) -> dist.ProcessGroup:

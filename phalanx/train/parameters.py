@@ -8,7 +8,7 @@ import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,8 @@ class Declaration:
         name: unique in the model, the same under every layout.
         shape: of the whole tensor.
         split: the dim that tensor parallelism cuts, or None where every rank holds all of it.
+        pieces: into how many parts `split` can be cut; of more ranks, neighbours hold the same
+            part, and the gradient of one is a part of their sum. 0 sets no limit.
         spread: the dim that expert parallelism cuts, or None; experts are counted along it.
         partial: held whole but applied to a part of the activations, so that its gradient on
             one rank is only a part of the sum.
@@ -42,6 +44,7 @@ class Declaration:
     name: str
     shape: tuple[int, ...]
     split: int | None = None
+    pieces: int = 0
     spread: int | None = None
     partial: bool = False
     start: Start = "normal"
@@ -51,13 +54,33 @@ class Declaration:
         """Whether weight decay applies: to matrices, not to vectors."""
         return len(self.shape) > 1
 
+    def copies(self, parts: int) -> int:
+        """How many neighbours among `parts` tensor-parallel ranks hold the same of it."""
+        if self.split is None:
+            return parts
+        return max(parts // self.pieces, 1) if self.pieces else 1
+
     def box(self, parts: int, index: int, ep: tuple[int, int] = (1, 0)) -> Box:
         """What tensor-parallel rank `index` of `parts` holds, at `ep`: size and index along ep."""
         offsets, sizes = [0] * len(self.shape), list(self.shape)
-        for dim, part in ((self.split, (parts, index)), (self.spread, ep)):
+        copies = self.copies(parts)
+        for dim, part in (
+            (self.split, (parts // copies, index // copies)),
+            (self.spread, ep),
+        ):
             if dim is not None:
                 offsets[dim], sizes[dim] = share(self.shape[dim], *part)
         return Box(tuple(offsets), tuple(sizes))
+
+
+class How(TypedDict, total=False):
+    """What a declaration says besides name and shape."""
+
+    split: int | None
+    pieces: int
+    spread: int | None
+    partial: bool
+    start: Start
 
 
 class Declared(nn.Module):
@@ -68,25 +91,9 @@ class Declared(nn.Module):
         self.prefix = prefix
         self.declarations: dict[str, Declaration] = {}
 
-    def declare(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        *,
-        split: int | None = None,
-        spread: int | None = None,
-        partial: bool = False,
-        start: Start = "normal",
-    ) -> None:
+    def declare(self, name: str, shape: tuple[int, ...], **how: Unpack[How]) -> None:
         """Declare parameter `name` of this module."""
-        self.declarations[name] = Declaration(
-            name=f"{self.prefix}.{name}",
-            shape=shape,
-            split=split,
-            spread=spread,
-            partial=partial,
-            start=start,
-        )
+        self.declarations[name] = Declaration(name=f"{self.prefix}.{name}", shape=shape, **how)
         self.register_parameter(name, nn.Parameter(torch.empty(0, device="meta")))
 
 

@@ -109,7 +109,7 @@ def _open(worker: Worker, run: Run, directory: RunDirectory | None, reporter: Re
     precision = Precision.named(layout.precision, worker.device)
     run = replace(run, layout=replace(layout, precision=precision.name))
     refuse_untrainable(run)
-    mesh = build_mesh(run.layout, worker.device)
+    mesh = build_mesh(run.layout, worker.device, kv_heads=run.model.kv_heads)
     corpus = open_corpus(run.data, run.model.vocab)
     training, held_out = corpus.split(run.data.validation, run.recipe.seq)
     engine = build_engine(run, mesh)

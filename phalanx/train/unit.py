@@ -47,6 +47,8 @@ class Unit:
         low, high: the part whose master weights and optimizer state this rank keeps.
         master: master dtype [high - low].
         grad: master dtype [high - low]: what the optimizer reads.
+        partial_stop: up to here lies what all tensor-parallel ranks add up.
+        shared_stop: from there up to here, what those add up that hold the same part.
         counted: whether this rank's copy counts in norms and is saved; false on the second copy
             of tied embeddings.
     """
@@ -72,15 +74,19 @@ class Unit:
         """
         self.name = name
         self.precision = precision
-        self.tensor_index = tensor[1]
+        self.tensor = tensor
         self.counted = True
-        self._held = sorted(held, key=lambda h: _order(h.declaration))
+        self._held = sorted(held, key=lambda h: _order(h.declaration, tensor[0]))
         self.slots = tuple(_slots(self._held, tensor, expert))
         size = self.slots[-1].stop
         self.num_parts, self.part = parts
         self.padded = -(-size // self.num_parts) * self.num_parts
         self.low, self.high = 0, self.padded
         self.partial_stop = max((s.stop for s in self.slots if s.declaration.partial), default=0)
+        self.shared_stop = max(
+            (s.stop for s in self.slots if _shared(s.declaration, tensor[0])),
+            default=self.partial_stop,
+        )
         self.parameters: list[nn.Parameter] = []
         self.weights = self.master = self.grad = torch.empty(0)
 
@@ -171,7 +177,7 @@ class Unit:
         if not self.counted:
             return
         for slot, start, stop in self.pieces(*self.my_part):
-            if slot.declaration.split is not None or self.tensor_index == 0:
+            if self.tensor[1] % slot.declaration.copies(self.tensor[0]) == 0:
                 yield slot, start, stop
 
     def pieces(self, low: int, high: int) -> Iterator[tuple[Slot, int, int]]:
@@ -182,8 +188,13 @@ class Unit:
                 yield slot, start, stop
 
 
-def _order(declaration: Declaration) -> tuple[bool, bool]:
-    return not declaration.partial, declaration.decays
+def _order(declaration: Declaration, parts: int) -> tuple[bool, bool, bool]:
+    return not declaration.partial, not _shared(declaration, parts), declaration.decays
+
+
+def _shared(declaration: Declaration, parts: int) -> bool:
+    """Whether it is cut over `parts` ranks, but into fewer."""
+    return declaration.split is not None and declaration.copies(parts) > 1
 
 
 def _slots(

@@ -19,6 +19,7 @@ LATENT = {"kv_heads": 4, "kv_lora_rank": 20, "qk_nope": 12, "qk_rope": 6, "v_hea
 FEATURES: Mapping[str, Tables] = {
     "tied": {"model": {"tied": True}},
     "mha": {"model": {"kv_heads": 4}},
+    "mqa": {"model": {"kv_heads": 1}},
     "odd": {"model": {"vocab": 97, "ffn": 130}, "recipe": {"seq": 33}},
     "gpt": {
         "model": {
@@ -180,6 +181,10 @@ COVER = tuple(
     dp=2 pp=2 tp=2 zero=1 schedule=dualpipe recompute=full | tied dropout
     dp=4 shard=2 pp=2 zero=3 schedule=dualpipe | odd tied | holes
     tp=4 mb=4 recompute=full | mha odd smoothing
+    tp=4 mb=4 | tied qk-norm dropout
+    tp=2 sp=off mb=4 recompute=full | mqa gpt documents
+    dp=2 tp=2 zero=3 mb=2 | mqa qkv-bias qk-norm | holes
+    dp=2 pp=2 tp=2 zero=2 schedule=zb-h1 recompute=selective | mqa odd
     dp=1 precision=bf16 | odd latent
     tp=2 mb=4 | odd direct-query dropout
     tp=2 sp=off mb=4 recompute=selective | latent documents

@@ -187,7 +187,8 @@ def layout_job(
     tamper: Tamper | None = None,
 ) -> RankReport:
     """On every rank: the steps of the layout, each compared at once."""
-    mesh = build_mesh(case.run.layout, torch.device("cpu"), group_type)
+    cpu, kv_heads = torch.device("cpu"), case.run.model.kv_heads
+    mesh = build_mesh(case.run.layout, cpu, group_type, kv_heads=kv_heads)
     engine = build_engine(case.run, mesh)
     if tamper is not None:
         engine = tamper(engine)

@@ -51,6 +51,7 @@ LAYOUTS = [
     "tp=2 mb=3",
     "tp=2 sp=off mb=3",
     "tp=4 mb=2 recompute=selective",
+    "tp=8 mb=2",
 ]
 
 

@@ -85,6 +85,8 @@ def test_half_a_run_and_the_other_half_are_the_whole_run_bit_for_bit(
         ("dp=4 shard=2 zero=3", "dp=2 tp=2 zero=2"),
         ("dp=2 cp=2 zero=3", "cp=2 tp=2 zero=1"),
         ("tp=2 precision=fp8", "pp=2 precision=fp8"),
+        ("tp=4", "dp=2 tp=4 zero=3"),  # two ranks hold each of two key and value heads
+        ("tp=4 zero=0", "dp=1"),
     ],
 )
 def test_every_tensor_is_the_same_bits_under_another_layout(

@@ -69,7 +69,7 @@ def train_job(run: Run, path: Path, resume: str | None = None, stop_after: int =
 
 def reshard_job(run: Run, source: Path, target: Path) -> float:
     """Take up a checkpoint under another layout, save it again, and say what the next loss is."""
-    mesh = build_mesh(run.layout, torch.device("cpu"))
+    mesh = build_mesh(run.layout, torch.device("cpu"), kv_heads=run.model.kv_heads)
     engine = build_engine(run, mesh)
     with Checkpoint.open(source) as checkpoint:
         corpus = checkpoint.state["corpus"]

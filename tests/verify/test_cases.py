@@ -18,6 +18,7 @@ MEET = """
     dp odd, tp odd, pp odd, shard odd, zero=3 odd
     dp gpt, tp gpt, pp gpt, v gpt, shard gpt, zero=3 gpt, sp=off gpt, full gpt
     tp qk-norm, sp=off qk-norm, dp qk-norm, full qk-norm, selective qk-norm, gpt qk-norm
+    tp mqa, sp=off mqa, dp mqa, pp mqa, zero=3 mqa, full mqa, qk-norm mqa, gpt mqa
     tp latent, sp=off latent, dp latent, pp latent, full latent, selective latent, odd latent
     tp direct-query, pp direct-query, full direct-query, latent documents, zero=3 latent
     tp dropout, sp=off dropout, dp dropout, pp dropout, full dropout, v dropout, odd dropout

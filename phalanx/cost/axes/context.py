@@ -29,7 +29,7 @@ def refuse(run: Run) -> None:
     layout, shape = run.layout, run.model
     if layout.context != "ulysses" or layout.cp == 1:
         return
-    heads, kv_heads = shape.heads // layout.tp, shape.kv_heads // layout.tp
+    heads, kv_heads = shape.heads // layout.tp, shape.kv_heads_of_rank(layout.tp)
     if heads % layout.cp or kv_heads % layout.cp:
         fits = [c for c in divisors(heads) if kv_heads % c == 0]
         raise RefusedError(
@@ -99,4 +99,4 @@ def _key_values(run: Run) -> int:
     shape, t = run.model, run.layout.tp
     if shape.is_mla:
         return tokens_at(run) * shape.heads // t * (shape.qk_width + shape.v_head)
-    return tokens_at(run) * shape.kv_heads // t * 2 * shape.head_dim
+    return tokens_at(run) * shape.kv_heads_of_rank(t) * 2 * shape.head_dim

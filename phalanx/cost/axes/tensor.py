@@ -9,7 +9,8 @@ Sends, for S bytes of activations, s b h elements (s of one cp rank, padded wher
 
 A block has two of each, the embedding one of rows, the head one of columns and the two
 reductions of the cross-entropy. Latent attention has columns of narrower inputs instead: of the
-compressed query and of the compressed key-value; its rotary key is gathered, and not again.
+compressed query and of the compressed key-value; its rotary key is gathered, and not again. Where
+t > g, t/g ranks hold the same key and value head, and add up its gradient once it is complete.
 Experts in the place of an MLP keep the sequence that they gathered, and do not gather it again.
 Sources: Shoeybi et al. 2019 (arXiv:1909.08053), section 3; Korthikanti et al. 2022
 (arXiv:2205.05198), section 4.2.2.
@@ -32,12 +33,12 @@ Messages = Counter[tuple[Collective, str, int]]  # by collective, purpose and by
 def refuse(run: Run) -> None:
     """Raise RefusedError where heads or vocabulary do not divide over tp."""
     shape, tp = run.model, run.layout.tp
-    for count, what in ((shape.heads, "heads"), (shape.kv_heads, "kv heads")):
-        if count % tp:
-            fits = [t for t in divisors(shape.heads) if shape.kv_heads % t == 0]
-            raise RefusedError(
-                f"{count} {what} cannot be split over tp={tp}; tp can be {shorten(fits)}"
-            )
+    fits = [t for t in divisors(shape.heads) if not shape.kv_heads % t or not t % shape.kv_heads]
+    if tp not in fits:
+        what = f"{shape.kv_heads} kv heads cannot be split over, or shared by,"
+        if shape.heads % tp:
+            what = f"{shape.heads} heads cannot be split over"
+        raise RefusedError(f"{what} tp={tp}; tp can be {shorten(fits)}")
     widths = [(shape.vocab, "a vocabulary"), (shape.ffn, "an MLP width")]
     widths += [(shape.expert_width, "an expert's width")] if shape.is_moe else []
     for size, what in widths:
@@ -70,6 +71,9 @@ def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
         if unit.partial:
             size = unit.partial * wide
             yield Transfer("tensor", "all_reduce", "partial gradients", size, reductions)
+        if unit.shared:
+            size = unit.shared * wide
+            yield Transfer("tensor", "all_reduce", "shared gradients", size, reductions)
 
 
 def _block(run: Run, *, routed: bool) -> Messages:

@@ -32,14 +32,18 @@ class Attention(nn.Module):
         query, key_value = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         h, bias = shape.hidden, shape.has_qkv_bias
         self.q = Projection(f"{prefix}.q", (h, query), "out", tp, bias=bias)
-        self.k = Projection(f"{prefix}.k", (h, key_value), "out", tp, bias=bias)
-        self.v = Projection(f"{prefix}.v", (h, key_value), "out", tp, bias=bias)
+        g = shape.kv_heads
+        self.k = Projection(f"{prefix}.k", (h, key_value), "out", tp, bias=bias, pieces=g)
+        self.v = Projection(f"{prefix}.v", (h, key_value), "out", tp, bias=bias, pieces=g)
         self.o = Projection(f"{prefix}.o", (query, h), "in", tp, bias=shape.bias)
         self.q_norm = head_norm(f"{prefix}.q_norm", shape) if shape.qk_norm else None
         self.k_norm = head_norm(f"{prefix}.k_norm", shape) if shape.qk_norm else None
 
     def forward(self, x: Tensor, batch: MicroBatch) -> Tensor:
-        """[s/t, b, h] to [s/t, b, h]; this rank computes a/t of the heads."""
+        """[s/t, b, h] to [s/t, b, h]; this rank computes a/t of the heads.
+
+        Where t > g, t/g neighbours hold the same key and value head.
+        """
         q, k, v = (
             y.unflatten(-1, (-1, self.shape.head_dim))
             for y in self.tp.columns(x, self.q, self.k, self.v)

@@ -31,19 +31,31 @@ class Projection(Declared):
         tp: TensorParallel,
         *,
         bias: bool = False,
+        pieces: int = 0,
     ) -> None:
+        """Declare it.
+
+        Args:
+            prefix: of its global name.
+            sizes: n_in and n_out.
+            cut: which dim tp divides.
+            tp: the ranks.
+            bias: whether it carries one.
+            pieces: into how many parts it can be cut; 0 sets no limit.
+        """
         super().__init__(prefix)
         self.product = tp.products(prefix, cut)
         n_in, n_out = sizes
         start: Start = "residual" if cut == "in" else "normal"
         split = {"out": 0, "in": 1, "whole": None}[cut]
         partial = cut == "whole" and tp.sequence
-        self.declare("weight", (n_out, n_in), split=split, partial=partial, start=start)
+        shape = (n_out, n_in)
+        self.declare("weight", shape, split=split, pieces=pieces, partial=partial, start=start)
         self.bias: nn.Parameter | None
         if not bias:
             self.bias = None
         elif cut == "out":
-            self.declare("bias", (n_out,), split=0, start="zeros")
+            self.declare("bias", (n_out,), split=0, pieces=pieces, start="zeros")
         else:
             self.declare("bias", (n_out,), partial=tp.sequence, start="zeros")
 

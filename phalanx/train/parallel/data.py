@@ -43,6 +43,8 @@ class ShardedUnit:
         self.unit, self.mesh, self.copies, self.tied = unit, mesh, copies, tied
         stage = mesh.layout.zero_stage
         self.sharded, self.frees_grads, self.frees_weights = stage >= 1, stage >= 2, stage >= 3
+        if unit.shared_stop > unit.partial_stop and mesh.heads.size == 1:
+            raise ValueError(f"{unit.name} has shared heads; build_mesh needs model.kv_heads")
         unit.allocate(mesh.device, sharded=self.sharded, separate=self.frees_weights)
         unit.on_gradient(self._arrive)
         self._whole_grad = unit.grad if not self.sharded else torch.empty(0)
@@ -146,6 +148,9 @@ class ShardedUnit:
         partial = whole[: self.unit.partial_stop]
         if partial.numel():
             self.mesh.tensor.all_reduce(partial, "partial gradients").wait()
+        shared = whole[self.unit.partial_stop : self.unit.shared_stop]
+        if shared.numel():
+            self.mesh.heads.all_reduce(shared, "shared gradients").wait()
         if not self.sharded:
             self._reducing = self.copies.all.all_reduce(whole, "gradients"), whole
             self._filled.clear()
