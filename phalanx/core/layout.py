@@ -59,6 +59,8 @@ class Layout:
             `core.precision`.
         sp: split the regions that tp leaves whole along the sequence; None means where tp > 1.
         compile: have torch.compile fuse the operations of each block.
+        optimistic: move the weights before the global norm is known, and take it back where that
+            says so.
         context: how queries meet the keys of other cp ranks: keys and values travel around a
             ring, are gathered, or ranks trade tokens for heads (ulysses).
     """
@@ -78,6 +80,7 @@ class Layout:
     precision: str = "auto"
     sp: bool | None = None
     compile: bool = False
+    optimistic: bool = False
     context: str = "ring"
 
     def __post_init__(self) -> None:
@@ -279,7 +282,7 @@ def _read(key: str, value: object) -> object:
         return str(value)
     if key in ("schedule", "recompute", "precision", "context"):
         return str(value).lower()
-    if key in ("sp", "compile"):
+    if key in ("sp", "compile", "optimistic"):
         return _switch(key, value)
     if key == "stages":
         parts = value if isinstance(value, list | tuple) else str(value).split("+")

@@ -1,7 +1,7 @@
 """The update: one global norm, clipping, and AdamW on this rank's part of the master weights."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -47,12 +47,43 @@ class Optimizer:
 
     def step(self) -> None:
         """Move the master weights, and let every rank know the new ones."""
-        for group in self._torch.param_groups:
-            group["lr"] = self.learning_rate
-        self._torch.step()
+        self._move()
+        self.confirm()
+
+    def attempt(self) -> Callable[[], None]:
+        """Move the master weights before it is known whether they should, and tell no other rank.
+
+        The paper reverses the arithmetic of the update; copies of weights and moments cost memory
+        instead, and bring back the same bits.
+
+        Returns:
+            What takes it back. Else `confirm` has to follow.
+
+        Source: Qi et al. 2024 (arXiv:2401.10241), section 4.
+        """
+        parts = [part for _, _, _, part in self._parts]
+        state = self._torch.state
+        masters = [part.clone() for part in parts]
+        states = [{k: v.clone() for k, v in state.get(part, {}).items()} for part in parts]
+        self._move()
+
+        def take_back() -> None:
+            for part, master, before in zip(parts, masters, states, strict=True):
+                part.copy_(master)
+                state[part] = before
+
+        return take_back
+
+    def confirm(self) -> None:
+        """The master weights stay as they moved: let every rank know."""
         self.updates += 1
         for unit in self.units:
             unit.publish()
+
+    def _move(self) -> None:
+        for group in self._torch.param_groups:
+            group["lr"] = self.learning_rate
+        self._torch.step()
 
     def moments(self, unit: Unit) -> dict[str, Tensor]:
         """The optimizer's state of one unit, each like `unit.master`; empty for SGD."""
@@ -89,6 +120,9 @@ def _torch_optimizer(recipe: Recipe, groups: dict[bool, list[Tensor]]) -> torch.
     )
 
 
+Late = Callable[[], float]  # a number on its way; calling it waits until it is here
+
+
 def global_norm(units: Sequence[ShardedUnit], world: Group, kind: float) -> float:
     """Norm of the gradient of the whole model, each element counted once; the same on every rank.
 
@@ -97,6 +131,11 @@ def global_norm(units: Sequence[ShardedUnit], world: Group, kind: float) -> floa
         world: all ranks.
         kind: 2, or inf for the largest element.
     """
+    return late_norm(units, world, kind)[1]()
+
+
+def late_norm(units: Sequence[ShardedUnit], world: Group, kind: float) -> tuple[float, Late]:
+    """This rank's share of the global norm, and the norm itself, on its way."""
     parts = [u.unit.grad[run.start : run.stop] for u in units for run in u.unit.own_runs()]
     norms = [torch.linalg.vector_norm(part, kind).double() for part in parts]
     device = units[0].unit.grad.device
@@ -106,8 +145,18 @@ def global_norm(units: Sequence[ShardedUnit], world: Group, kind: float) -> floa
     elif norms:
         total += torch.stack(norms).square().sum()
     total.nan_to_num_(nan=math.inf, posinf=math.inf)  # a maximum of messages may lose a nan
-    world.all_reduce(total, "gradient norm", largest=math.isinf(kind)).wait()
-    return total.item() if math.isinf(kind) else math.sqrt(total.item())
+
+    def norm() -> float:
+        return total.item() if math.isinf(kind) else math.sqrt(total.item())
+
+    share = norm()
+    pending = world.all_reduce(total, "gradient norm", largest=math.isinf(kind))
+
+    def arrived() -> float:
+        pending.wait()
+        return norm()
+
+    return share, arrived
 
 
 def clip(units: Sequence[ShardedUnit], norm: float, limit: float) -> None:

@@ -22,7 +22,7 @@ from phalanx.train.mesh import Mesh
 from phalanx.train.model.batch import MicroBatch
 from phalanx.train.model.stage import build_stages
 from phalanx.train.model.start import starting_values
-from phalanx.train.optimizer import Optimizer, clip, global_norm
+from phalanx.train.optimizer import Late, Optimizer, clip, late_norm
 from phalanx.train.parallel.context import ContextParallel
 from phalanx.train.parallel.data import ShardedUnit
 from phalanx.train.precision.arithmetic import Arithmetic, choose
@@ -138,11 +138,15 @@ def build_engine(run: Run, mesh: Mesh) -> Engine:
 
 def train_step(engine: Engine, step: int, batch: Batch) -> StepResult:
     """Do the work of the schedule, then move the weights once."""
-    loss = forward_backward(engine, step, batch)
-    return update(engine, loss)
+    return update(engine, passes(engine, step, batch))
 
 
 def forward_backward(engine: Engine, step: int, batch: Batch) -> float:
+    """As `passes`, and wait for the loss."""
+    return passes(engine, step, batch)()
+
+
+def passes(engine: Engine, step: int, batch: Batch) -> Late:
     """Do all forwards and backwards, and reduce the gradients.
 
     Args:
@@ -151,7 +155,7 @@ def forward_backward(engine: Engine, step: int, batch: Batch) -> float:
         batch: the sequences at `engine.positions()`.
 
     Returns:
-        The loss of the global batch, nats per valid token; the same on every rank.
+        The loss of the global batch, nats per valid token, on its way; the same on every rank.
     """
     batches = micro_batches(engine, step, batch)
     valid = count_valid(engine, batches)
@@ -163,18 +167,33 @@ def forward_backward(engine: Engine, step: int, batch: Batch) -> float:
             unit.finish()
         engine.balancer.reduce()
         engine.loss_scale.unscale(unit.unit.grad for unit in engine.units)
-        return mean_loss(engine, loss, valid)
+        return late_loss(engine, loss, valid)
 
 
-def update(engine: Engine, loss: float) -> StepResult:
-    """Clip by the global norm and move the weights, unless something is not finite."""
-    recipe = engine.run.recipe
+def update(engine: Engine, loss: float | Late) -> StepResult:
+    """Clip by the global norm and move the weights, unless something is not finite.
+
+    An optimistic update moves them while loss and norm are on their way, as if there were nothing
+    to clip; unless this rank's share of the norm shows already that there is.
+    """
+    recipe, optimizer = engine.run.recipe, engine.optimizer
+    limit = recipe.clip or math.inf
     with engine.recorder.span("update", "optimizer"):
-        norm = global_norm(engine.units, engine.mesh.world, recipe.clip_norm)
+        share, late_total = late_norm(engine.units, engine.mesh.world, recipe.clip_norm)
+        hopeful = engine.run.layout.optimistic and math.isfinite(share) and share <= limit
+        take_back = optimizer.attempt() if hopeful else None
+        norm, loss = late_total(), loss() if callable(loss) else loss
         skipped = not (math.isfinite(norm) and math.isfinite(loss))
-        if not skipped:
+        if take_back and (skipped or norm > limit):
+            with engine.recorder.span("take back", "optimizer"):
+                take_back()
+            take_back = None
+        if take_back:
+            optimizer.confirm()
+        elif not skipped:
             clip(engine.units, norm, recipe.clip)
-            engine.optimizer.step()
+            optimizer.step()
+        if not skipped:
             engine.balancer.move()
     used = engine.loss_scale.value
     engine.loss_scale.learn(skipped=skipped)
@@ -192,7 +211,7 @@ def evaluate(engine: Engine, executor: Executor, batch: Batch) -> float:
     batches = micro_batches(engine, 0, batch)
     valid = count_valid(engine, batches)
     with torch.no_grad():
-        return mean_loss(engine, executor.run(batches, 1 / valid), valid)
+        return late_loss(engine, executor.run(batches, 1 / valid), valid)()
 
 
 def micro_batches(engine: Engine, step: int, batch: Batch) -> list[MicroBatch]:
@@ -242,9 +261,14 @@ def count_valid(engine: Engine, batches: Sequence[MicroBatch]) -> Tensor:
     return total.clamp(min=1).to(wide)
 
 
-def mean_loss(engine: Engine, loss: Tensor, valid: Tensor) -> float:
+def late_loss(engine: Engine, loss: Tensor, valid: Tensor) -> Late:
     """Add up the losses that ranks hold, each counted once, and divide by the valid tokens."""
     if engine.mesh.tensor.index > 0:
         loss = torch.zeros_like(loss)
-    engine.mesh.world.all_reduce(loss, "loss").wait()
-    return loss.item() / valid.item()
+    pending = engine.mesh.world.all_reduce(loss, "loss")
+
+    def arrived() -> float:
+        pending.wait()
+        return loss.item() / valid.item()
+
+    return arrived

@@ -171,7 +171,7 @@ COVER = tuple(
     pp=4 stages=2+1+3+1 mb=2 | tied documents
     pp=2 schedule=zb-h1 | gpt tied
     dp=2 pp=2 zero=2 schedule=zb-h1 recompute=full | odd tied documents
-    pp=4 tp=2 schedule=zb-h2 mb=2 | gpt odd dropout | holes
+    pp=4 tp=2 schedule=zb-h2 mb=2 optimistic=on | gpt odd dropout | holes
     dp=2 pp=2 tp=2 zero=3 schedule=zb-h2 recompute=selective | tied smoothing
     pp=4 schedule=zb-v stages=1+2+1+1+1+1+2+1 mb=2 | tied gpt | holes
     dp=2 pp=2 zero=3 schedule=zb-v recompute=full | odd tied dropout documents
@@ -282,6 +282,8 @@ def _layout(random: Random, max_ranks: int) -> str:
         chosen["precision"] = f"{random.choice(SCALED)}+fp64"
     if tp > 1 and random.random() < 0.3:
         chosen["sp"] = "off"
+    if random.random() < 0.2:
+        chosen["optimistic"] = "on"
     if random.random() < 0.4:
         sharers = words["shard"] * cp
         chosen["ep"] = random.choice([n for n in range(1, sharers + 1) if sharers % n == 0])
