@@ -54,6 +54,8 @@ class Stack:
         mask_bytes: of one element of a dropout mask; 0 drops nothing.
         gradient_bytes: of an accumulated gradient.
         moment_bytes: of the two moments of Adam together; 0 means as the precision has them.
+        gathers_experts: experts are cut over tp and see the rows of the whole sequence; else each
+            is whole on its rank, and tp ranks send it the rows of their parts of the sequence.
         reduced_apart: under ZeRO-1 a rank's part of the reduced gradient has memory of its own.
         logit_kept: bytes that each logit keeps from forward to backward.
         logit_peak: bytes that each logit holds at the worst moment of the loss, where the
@@ -71,6 +73,7 @@ class Stack:
     mask_bytes: float = 0.0
     gradient_bytes: float = 4.0
     moment_bytes: float = 0.0
+    gathers_experts: bool = False
     reduced_apart: bool = False
     logit_kept: float = 4.0
     logit_peak: float = 10.0
@@ -79,7 +82,14 @@ class Stack:
     fragmentation: float = 0.03
 
 
-OURS = Stack(name="phalanx", angles=True, reduced_apart=True, logit_peak=6.0, logit_peak_whole=6.0)
+OURS = Stack(
+    name="phalanx",
+    angles=True,
+    gathers_experts=True,
+    reduced_apart=True,
+    logit_peak=6.0,
+    logit_peak_whole=6.0,
+)
 EAGER = Stack(name="plain PyTorch", angles=True, reduced_apart=True)
 MEGATRON = Stack(name="Megatron-LM", logit_peak_whole=10.0)
 PAPER = Stack(
@@ -102,16 +112,13 @@ def block_saved(
         element: bytes of one activation.
         stack: the program.
     """
-    routed = shape.is_moe and layer >= shape.dense_layers
     attention = _latent_attention if shape.is_mla else _attention
-    mlp = _experts if routed else _mlp
     return (
         *_norm("attention norm", shape, element, stack, part="input"),
         *attention(shape, seq, element, stack),
         *_mask("attention output mask", shape.hidden, stack),
         *_norm("mlp norm", shape, element, stack),
-        Saved("mlp input", shape.hidden * element, "sequence"),
-        *mlp(shape, element),
+        *(_experts(shape, element, stack) if shape.routes(layer) else _mlp(shape, element)),
         *_mask("mlp output mask", shape.hidden, stack),
     )
 
@@ -214,22 +221,36 @@ def _latent_attention(shape: ModelShape, seq: int, element: int, stack: Stack) -
 
 
 def _mlp(shape: ModelShape, element: int) -> Iterator[Saved]:
+    yield Saved("mlp input", shape.hidden * element, "sequence")
     yield from _width("mlp", shape.ffn, shape, element, "tp")
 
 
-def _experts(shape: ModelShape, element: int) -> Iterator[Saved]:
-    """Router, dispatched tokens, experts of equal load, and the results that are weighed.
+def _experts(shape: ModelShape, element: int, stack: Stack) -> Iterator[Saved]:
+    """Router, rows, experts of equal load, and the results that are weighed.
 
-    Each rank dispatches its own tokens K times and receives as many; an expert is whole on its
-    rank, so nothing here is cut over tp but the sequence.
+    A rank sends out its own tokens K times and receives as many.
     """
-    K, f = shape.top_k, shape.moe_ffn or shape.ffn
-    yield Saved("router", 2 * shape.experts * FP32, "sequence")
-    yield Saved("dispatched tokens", K * shape.hidden * element, "sequence")
-    yield from _width("experts", K * f, shape, element, "sequence")
-    yield Saved("expert results", K * shape.hidden * element, "sequence")
+    h, K, f = shape.hidden, shape.top_k, shape.expert_width
+    tokens: Cut = "whole" if stack.gathers_experts else "sequence"
+    width: Cut = "tp" if stack.gathers_experts else "sequence"
+    yield Saved("mlp input", h * element, tokens)
+    yield Saved("router", _router(shape, stack) * FP32, tokens)
+    yield Saved("dispatched tokens", K * h * element, tokens)
+    yield from _width("experts", K * f, shape, element, width)
+    yield Saved("expert results", K * h * element, tokens)
     if shape.shared_experts:
         yield from _width("shared experts", shape.shared_experts * f, shape, element, "tp")
+
+
+def _router(shape: ModelShape, stack: Stack) -> int:
+    """Numbers of each token: affinities, weights, and those that these are made of.
+
+    Others keep logits and affinities.
+    """
+    if not stack.gathers_experts:
+        return 2 * shape.experts
+    chosen = shape.top_k + 1 if shape.normalised else 0  # with their sum
+    return shape.experts + shape.top_k + chosen
 
 
 def _width(name: str, f: int, shape: ModelShape, element: int, cut: Cut) -> Iterator[Saved]:

@@ -8,6 +8,7 @@ weights move whether or not the loss is finite.
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from phalanx.train.step import build_engine, forward_backward
 
 SEQ = 128
 LLAMA = ModelShape(hidden=128, heads=8, kv_heads=4, ffn=384, layers=4, vocab=512)
+MOE = replace(LLAMA, experts=8, top_k=2, moe_ffn=192, shared_experts=1, dense_layers=1)
 GPT = ModelShape(
     hidden=128,
     heads=8,
@@ -109,6 +111,9 @@ def measured(run: Run, rank: int) -> int:
         (LLAMA, "pp=4 precision=bf16 mb=2", 0),
         (GPT, "pp=4 precision=bf16 mb=2 schedule=gpipe", 3),
         (LLAMA, "dp=2 pp=2 v=2 schedule=interleaved precision=bf16 mb=2", 1),
+        (MOE, "precision=bf16 mb=4", 0),
+        (MOE, "tp=2 precision=bf16 mb=4", 0),
+        (MOE, "precision=fp32 mb=4 recompute=full", 0),
     ],
 )
 def test_a_rank_peaks_where_the_planner_says(shape: ModelShape, line: str, pp_rank: int):

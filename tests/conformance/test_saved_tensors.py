@@ -44,6 +44,19 @@ LATENT = replace(
     LLAMA, kv_heads=8, q_lora_rank=24, kv_lora_rank=20, qk_nope=12, qk_rope=6, v_head=14
 )
 DIRECT = replace(LATENT, q_lora_rank=0, norm="layernorm")
+MIXTRAL = replace(LLAMA, experts=4, top_k=2)
+DEEPSEEK = replace(
+    LATENT,
+    experts=8,
+    top_k=4,
+    moe_ffn=40,
+    shared_experts=1,
+    routing="sigmoid",
+    expert_groups=4,
+    groups_kept=2,
+    routed_scale=2.5,
+)
+PLAIN = replace(LLAMA, experts=4, top_k=1, normalised=False, activation="gelu")
 LAYOUTS = [
     "mb=1",
     "mb=3",
@@ -115,7 +128,9 @@ def predicted(saved: tuple[Saved, ...], layout: Layout) -> float:
 
 @pytest.mark.parametrize("line", LAYOUTS)
 @pytest.mark.parametrize(
-    "shape", [LLAMA, GPT, QWEN, LATENT, DIRECT], ids=["llama", "gpt", "qwen", "latent", "direct"]
+    "shape",
+    [LLAMA, GPT, QWEN, LATENT, DIRECT, MIXTRAL, DEEPSEEK, PLAIN],
+    ids=["llama", "gpt", "qwen", "latent", "direct", "mixtral", "deepseek", "plain-experts"],
 )
 def test_a_block_keeps_what_the_ledger_says(shape: ModelShape, line: str):
     layout = Layout.parse(line)
