@@ -4,6 +4,7 @@ A layout prints and parses as one line: `dp=2 pp=2 tp=2 zero=3 schedule=interlea
 Ranks are numbered with tp fastest, then cp, pp, and dp outermost.
 """
 
+import re
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ SCHEDULES = (
 )
 FOLDED = ("zb-v", "dualpipev")  # their two chunks per rank form a V
 RECOMPUTE = ("none", "selective", "full")
+# Or full:k, which keeps the input of every k-th block only (Chen et al. 2016, arXiv:1604.06174).
 # Or some parts of a block, joined by +: selective is core; operators is every cheap operator and
 # every second product, as selective checkpointing per operator does it.
 RECOMPUTE_PARTS = ("core", "norms", "mlp", "activation", "latent", "experts", "operators")
@@ -53,8 +55,10 @@ class Layout:
         mb: sequences per micro-batch.
         stages: layers of each of the p v stages; empty means as even as possible. The first and
             the last may hold none, only the embedding or the head.
-        recompute: which activations are computed again in backward; a mode, or parts as in
-            mlp+norms.
+        recompute: which activations are computed again in backward; a mode, full:k for segments
+            of k blocks, or parts as in mlp+norms.
+        logits: tokens whose logits are alive at once, in the loss; 0 means all, from forward to
+            backward.
         precision: of the matrix products; "auto" is bf16 on GPU and fp32 on CPU. See
             `core.precision`.
         sp: split the regions that tp leaves whole along the sequence; None means where tp > 1.
@@ -77,6 +81,7 @@ class Layout:
     mb: int = 1
     stages: tuple[int, ...] = ()
     recompute: str = "none"
+    logits: int = 0
     precision: str = "auto"
     sp: bool | None = None
     compile: bool = False
@@ -92,8 +97,11 @@ class Layout:
         _one_of("zero", self.zero, (0, 1, 2, 3))
         if not self.schedule.endswith(".csv"):
             _one_of("schedule", self.schedule, SCHEDULES)
-        if not set(self.recompute.split("+")) <= set(RECOMPUTE_PARTS):
-            _one_of("recompute", self.recompute, (*RECOMPUTE, *RECOMPUTE_PARTS))
+        if self.logits < 0:
+            raise UsageError(f"logits={self.logits}; it is a number of tokens, or 0 for all")
+        if not set(self.recompute.split("+")) <= set(RECOMPUTE_PARTS) and not self.segment:
+            modes = (*RECOMPUTE, "full:2", "full:3", "...", *RECOMPUTE_PARTS)
+            _one_of("recompute", self.recompute, modes)
         formats(self.precision)
         _one_of("context", self.context, CONTEXTS)
         object.__setattr__(self, "shard", self.shard or self.dp)
@@ -138,6 +146,20 @@ class Layout:
         """The length that ranks compute with: whole parts, and two chunks on each cp rank."""
         unit = self.sequence_parts * (2 if self.cp > 1 else 1)
         return -(-seq // unit) * unit
+
+    @property
+    def segment(self) -> int:
+        """Blocks that are recomputed together, from the input of the first; 0 recomputes none."""
+        mode, colon, size = self.recompute.partition(":")
+        if mode != "full" or (colon and not re.fullmatch("[1-9][0-9]*", size)):
+            return 0
+        return int(size or 1)
+
+    @property
+    def recomputed_parts(self) -> frozenset[str]:
+        """What of each block is recomputed, of `RECOMPUTE_PARTS`; none where whole blocks are."""
+        parts = self.recompute.replace("selective", "core").split("+")
+        return frozenset(parts) & frozenset(RECOMPUTE_PARTS)
 
     def coordinates(self, rank: int) -> Coordinates:
         """Where `rank` stands; the inverse of `rank_at`."""

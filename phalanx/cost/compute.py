@@ -243,8 +243,8 @@ def again(works: tuple[Work, ...], machine: Machine, recompute: str, *, stops_ea
     """What of the forward of a block backward repeats.
 
     none: nothing; selective: the attention core; full: everything, but for what only later blocks
-    read if recomputation stops early; parts: those; operators: all but the attention core, and of
-    the products every second one.
+    read if recomputation stops early; full:k: that of every k-th block only; parts: those;
+    operators: all but the attention core, and of the products every second one.
     """
     if recompute == "none":
         return Again()
@@ -252,15 +252,27 @@ def again(works: tuple[Work, ...], machine: Machine, recompute: str, *, stops_ea
     if "mlp" in parts:
         parts.add("activation")
     repeated: list[Work]
-    if recompute == "full":
-        repeated = [w for w in works if not (stops_early and _is_last(w))]
-    elif "operators" in parts:
+    if recompute.startswith("full"):
+        return _whole_again(works, machine, recompute, stops_early=stops_early)
+    if "operators" in parts:
         products = [w for w in works if isinstance(w, Product)]
         repeated = [*(w for w in works if isinstance(w, Sweep)), *products[1::2]]
     else:
         repeated = [w for w in works if w.part in parts]
     cost = total(tuple(repeated), machine)
     return Again(cost.busy.F, cost.kernels.F)
+
+
+def _whole_again(
+    works: tuple[Work, ...], machine: Machine, recompute: str, *, stops_early: bool
+) -> Again:
+    """A whole block; only the last one of a segment of k may stop early."""
+    k = int(recompute.partition(":")[2] or 1)
+    everything = total(works, machine)
+    left_out = total(tuple(w for w in works if stops_early and _is_last(w)), machine)
+    return Again(
+        everything.busy.F - left_out.busy.F / k, everything.kernels.F - left_out.kernels.F / k
+    )
 
 
 def _is_last(work: Work) -> bool:

@@ -7,6 +7,7 @@ N parameters that one token is multiplied with.
 from dataclasses import dataclass
 
 from phalanx.core.errors import UsageError
+from phalanx.core.layout import RECOMPUTE_PARTS
 from phalanx.core.model import ModelShape
 
 
@@ -79,23 +80,34 @@ def recompute_flops_per_token(
         none        0
         selective   4 L a d s            attention scores (causal: half)
         full        2 N' + 4 L a d s     every block; N' is N without final norm and head
+        parts       2 h f, twice for swiglu, of each dense block for mlp; 2 h (g d + f) for
+                    operators, the keys and one input of the activation; 0 for what is no product
 
     Source: Korthikanti et al. 2022 (arXiv:2205.05198), section 5 and appendix A.
 
     Raises:
         UsageError: a mode that does not exist.
     """
+    mode = recompute.partition(":")[0]
+    if mode == "none":
+        return 0.0
     scores = forward_attention_flops_per_token(shape, seq, causal)
-    match recompute:
-        case "none":
-            return 0.0
-        case "selective":
-            return scores
-        case "full":
-            blocks = sum(shape.layer_active_params(i) for i in range(shape.layers))
-            return 2.0 * blocks + scores
-        case _:
-            raise UsageError(f"recompute={recompute}; it can be none, selective, full")
+    if mode == "full":
+        return 2.0 * sum(shape.layer_active_params(i) for i in range(shape.layers)) + scores
+    parts = set(mode.replace("selective", "core").split("+"))
+    if not parts <= set(RECOMPUTE_PARTS):
+        raise UsageError(f"recompute={recompute}; it can be none, selective, full, or parts")
+    return scores * ("core" in parts) + 2.0 * _repeated_params(shape, parts)
+
+
+def _repeated_params(shape: ModelShape, parts: set[str]) -> int:
+    """Parameters of the products that recomputing parts of all blocks repeats."""
+    dense = sum(not shape.routes(layer) for layer in range(shape.layers))
+    inputs = 2 if shape.activation == "swiglu" else 1
+    keys = 0 if shape.is_mla else shape.layers * shape.hidden * shape.kv_heads * shape.head_dim
+    if "mlp" not in parts:
+        inputs = min(inputs, int("operators" in parts))
+    return keys * ("operators" in parts) + dense * inputs * shape.hidden * shape.ffn
 
 
 def utilization(

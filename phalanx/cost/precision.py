@@ -151,7 +151,7 @@ def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
             if placement(layout).copies > 1:
                 yield Transfer("pipeline", "all_reduce", "amax", size)
         case "fp8-current" | "nvfp4":
-            forwards, m = 2 if layout.recompute == "full" else 1, passes(run)
+            forwards, m = 2 if layout.segment else 1, passes(run)
             if layout.tp > 1:
                 times = sum(_over_tp(call, forwards, sp=bool(layout.sp)) for call in made)
                 yield Transfer("tensor", "all_reduce", "amax", _AMAX, times * m)

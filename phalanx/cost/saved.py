@@ -21,6 +21,22 @@ Part = Literal["input", "block", "core"]
 
 FP32 = 4
 
+# What is let go where a part of a block is recomputed, by the first words of its names; see
+# `core.layout.RECOMPUTE_PARTS` and phalanx/train/saved.py.
+KEPT_BY = {
+    "core": ("softmax", "dropped softmax"),
+    "norms": ("attention input", "mlp input"),
+    "mlp": ("mlp: ", "shared experts: "),
+    "activation": (
+        "mlp: after activation",
+        "experts: after activation",
+        "shared experts: after activation",
+    ),
+    "latent": ("query", "key", "value"),
+    "experts": ("dispatched tokens", "experts: ", "expert results"),
+    "operators": ("attention input", "mlp input", "mlp: after activation", "keys", "mlp: first"),
+}
+
 
 class Saved(NamedTuple):
     """One kind of tensor that backward will read.
@@ -29,8 +45,7 @@ class Saved(NamedTuple):
         name: what it is.
         bytes: per token of the micro-batch, before any cut.
         cut: over tp; over tp only where sequence parallelism cuts the sequence; or not at all.
-        part: "input" outlives full recomputation, "core" is the attention core, which selective
-            recomputation drops, "block" is the rest.
+        part: "input" outlives full recomputation, "core" is the attention core, "block" the rest.
         most: into how many parts tp can cut it; of more ranks, several keep the same. 0 sets no
             limit.
     """
@@ -56,6 +71,7 @@ class Stack:
         moment_bytes: of the two moments of Adam together; 0 means as the precision has them.
         gathers_experts: experts are cut over tp and see the rows of the whole sequence; else each
             is whole on its rank, and tp ranks send it the rows of their parts of the sequence.
+        parts_as_ledger: parts of blocks are recomputed as `kept` says, which is how we do it.
         reduced_apart: under ZeRO-1 a rank's part of the reduced gradient has memory of its own.
         logit_kept: bytes that each logit keeps from forward to backward.
         logit_peak: bytes that each logit holds at the worst moment of the loss, where the
@@ -74,6 +90,7 @@ class Stack:
     gradient_bytes: float = 4.0
     moment_bytes: float = 0.0
     gathers_experts: bool = False
+    parts_as_ledger: bool = False
     reduced_apart: bool = False
     logit_kept: float = 4.0
     logit_peak: float = 10.0
@@ -86,6 +103,7 @@ OURS = Stack(
     name="phalanx",
     angles=True,
     gathers_experts=True,
+    parts_as_ledger=True,
     reduced_apart=True,
     logit_peak=6.0,
     logit_peak_whole=6.0,
@@ -134,15 +152,20 @@ def head_saved(shape: ModelShape, element: int, stack: Stack) -> tuple[Saved, ..
 
 
 def kept(saved: Iterable[Saved], recompute: str) -> tuple[Saved, ...]:
-    """What is left of it under a recompute mode.
+    """What is left of it under a recompute mode, or where parts of blocks are recomputed.
 
     Raises:
-        UsageError: a mode that does not exist.
+        UsageError: a mode or part that does not exist.
     """
-    dropped = {"none": (), "selective": ("core",), "full": ("core", "block")}
-    if recompute not in dropped:
-        raise UsageError(f"recompute={recompute}; it can be {', '.join(dropped)}")
-    return tuple(item for item in saved if item.part not in dropped[recompute])
+    mode = recompute.partition(":")[0]
+    if mode in ("none", "full"):
+        return tuple(item for item in saved if mode == "none" or item.part == "input")
+    parts = mode.replace("selective", "core").split("+")
+    if not set(parts) <= set(KEPT_BY):
+        modes = f"none, selective, full, {', '.join(KEPT_BY)}"
+        raise UsageError(f"recompute={recompute}; it can be {modes}")
+    names = tuple(name for part in parts for name in KEPT_BY[part])
+    return tuple(item for item in saved if not item.name.startswith(names))
 
 
 def bytes_per_token(saved: Iterable[Saved], layout: Layout) -> float:
@@ -185,7 +208,8 @@ def _attention(shape: ModelShape, seq: int, element: int, stack: Stack) -> Itera
             statistics = heads * FP32 * stack.statistics
             yield Saved(f"{name} norm statistics", statistics, "tp", most=heads)
     yield Saved("query", a * d * element, "tp")
-    yield Saved("key and value", 2 * g * d * element, "tp", most=g)
+    yield Saved("keys", g * d * element, "tp", most=g)
+    yield Saved("values", g * d * element, "tp", most=g)
     yield from _core(shape, seq, element, stack)
     yield Saved("attention result", a * d * element, "tp")
 
@@ -255,6 +279,7 @@ def _router(shape: ModelShape, stack: Stack) -> int:
 
 def _width(name: str, f: int, shape: ModelShape, element: int, cut: Cut) -> Iterator[Saved]:
     """Inputs of the activation function, and its result, which the next product reads."""
-    inputs = 2 if shape.activation == "swiglu" else 1
-    yield Saved(f"{name}: before activation", inputs * f * element, cut)
+    if shape.activation == "swiglu":
+        yield Saved(f"{name}: second before activation", f * element, cut)
+    yield Saved(f"{name}: first before activation", f * element, cut)
     yield Saved(f"{name}: after activation", f * element, cut)

@@ -94,17 +94,33 @@ def _units_of_stage(run: Run, at: Coordinates, layers: range) -> Iterator[UnitSi
     table = share(shape.vocab, layout.tp, at.tp)[1] * shape.hidden
     if first:
         uses = 2 if shape.tied and together else 1
-        yield UnitSize("embedding", table, 0, uses, uses - 1, tied=apart)
+        backward = 0 if layout.logits else uses - 1
+        yield UnitSize("embedding", table, 0, uses, backward, tied=apart)
     if first and shape.positions == "learned":
         size = shape.max_positions * shape.hidden
         yield UnitSize("positions", size, size if layout.sp else 0, 1, 0)
     for layer in layers:
-        yield from _units_of_block(shape, layout, at.tp, layer)
+        for unit in _units_of_block(shape, layout, at.tp, layer):
+            yield unit._replace(backward=_backward_gathers(layout, layers, layer))
     if last:
         norm = shape.norm_params()
         yield UnitSize("norm", norm, norm if layout.sp else 0)
     if last and (apart or not shape.tied):
-        yield UnitSize("embedding" if shape.tied else "head", table, 0, tied=apart)
+        name = "embedding" if shape.tied else "head"
+        yield UnitSize(name, table, 0, backward=0 if layout.logits else 1, tied=apart)
+
+
+def segment_ends(layout: Layout, layers: range) -> list[int]:
+    """The last block of each segment of a stage that is recomputed together."""
+    return [min(i + layout.segment, layers.stop) - 1 for i in layers[:: layout.segment]]
+
+
+def _backward_gathers(layout: Layout, layers: range, layer: int) -> int:
+    """How often backward gathers a block: twice before the last two of a recomputed segment."""
+    if not layout.segment:
+        return 1
+    ends = segment_ends(layout, layers)
+    return 1 if layer in ends or layer + 1 in ends else 2
 
 
 def _units_of_block(shape: ModelShape, layout: Layout, tp: int, layer: int) -> Iterator[UnitSize]:

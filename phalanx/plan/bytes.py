@@ -12,23 +12,10 @@ from phalanx.core.precision import formats
 from phalanx.cost.blocks import HALF
 from phalanx.cost.memory import rank_memory
 from phalanx.cost.params import stage_layers, stages_of_rank
-from phalanx.cost.saved import Saved, block_saved, bytes_per_token, head_saved
+from phalanx.cost.saved import KEPT_BY, Saved, block_saved, bytes_per_token, head_saved
 from phalanx.plan.pace import in_flight
 from phalanx.plan.question import Question
 
-# What each part of a block keeps, by the names of the ledger; see `core.layout.RECOMPUTE_PARTS`.
-KEPT_BY = {
-    "core": ("softmax",),
-    "norms": ("attention input", "mlp input"),
-    "mlp": ("mlp: ", "shared experts: "),
-    "activation": (
-        "mlp: after activation",
-        "experts: after activation",
-        "shared experts: after activation",
-    ),
-    "latent": ("query", "key", "value"),
-    "experts": ("dispatched tokens", "experts: ", "expert results"),
-}
 READ_BY_PRODUCTS = ("attention input", "mlp input", "after activation", "dispatched tokens")
 SPLIT = ("zb-h1", "zb-h2")  # with one stage on the last rank
 SCORE_GRADIENTS = 2  # of the softmax and of what dropout left of it, while they are differentiated
@@ -47,7 +34,7 @@ def _rank(question: Question, rank: int, held: float) -> RankBytes:
     known = replace(
         layout,
         precision=formats(layout.precision).rest,
-        recompute=layout.recompute if layout.recompute in RECOMPUTE else "none",
+        recompute="none" if _apart(question) else layout.recompute,
     )
     stack = question.practice.stack
     memory = rank_memory(question.shape, known, question.seq, rank, held, stack)
@@ -85,7 +72,7 @@ def _dropped(question: Question, rank: int) -> tuple[float, float]:
     The modes of the ledger are left to it.
     """
     layout, total, most = question.layout, 0.0, 0.0
-    if layout.recompute in RECOMPUTE:
+    if not _apart(question):
         return 0.0, 0.0
     for layer, count in _kinds(question, rank).items():
         saved = block_saved(question.shape, layer, question.seq, HALF, question.practice.stack)
@@ -93,6 +80,13 @@ def _dropped(question: Question, rank: int) -> tuple[float, float]:
         total += count * gone
         most = max(most, gone)
     return total, most
+
+
+def _apart(question: Question) -> bool:
+    """Whether another program recomputes parts of blocks: the ledger knows only ours."""
+    layout = question.layout
+    ledger = layout.recompute in RECOMPUTE or layout.segment > 0
+    return not (ledger or question.practice.stack.parts_as_ledger)
 
 
 def _gone(saved: tuple[Saved, ...], layout: Layout) -> float:
@@ -106,9 +100,10 @@ def _gone(saved: tuple[Saved, ...], layout: Layout) -> float:
 
 def _gone_by_operator(saved: tuple[Saved, ...], layout: Layout) -> float:
     """All but the block's input, the attention result, and the results of every second product."""
-    products = ("query", "key and value", "mlp: before", "experts: before")
+    products = ("query", "keys", "values")
     inputs = [item for item in saved if item.part == "input" or item.name == "attention result"]
-    outputs = [item for item in saved if item.name.startswith(products)]
+    wide = ("mlp: first", "mlp: second", "experts: first", "experts: second")
+    outputs = [item for item in saved if item.name.startswith((*products, *wide))]
     kept = bytes_per_token(inputs, layout) + bytes_per_token(outputs, layout) / 2
     sums = [item for item in saved if item.name == "mlp input"]  # as wide as the two sums, halved
     return bytes_per_token(saved, layout) - kept - bytes_per_token(sums, layout)
@@ -119,7 +114,7 @@ def _gates(question: Question, rank: int) -> float:
     shape, layout = question.shape, question.layout
     if not question.practice.keeps_gates or shape.activation != "swiglu":
         return 0.0
-    if layout.recompute == "full":
+    if layout.segment:
         return 0.0
     blocks = sum(_kinds(question, rank).values())
     return blocks * HALF * _tokens(question) * shape.ffn / layout.tp

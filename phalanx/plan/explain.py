@@ -131,7 +131,9 @@ def _shown(value: object) -> str:
 
 def _on_each_rank(layout: Layout) -> Iterator[Layout]:
     """One other value of a key that leaves the mesh as it is."""
-    for mode in RECOMPUTE[RECOMPUTE.index(layout.recompute) + 1 :]:
+    mode = layout.recompute
+    stronger = RECOMPUTE[RECOMPUTE.index(mode) + 1 :] if mode in RECOMPUTE else ("full",)
+    for mode in stronger:
         yield replace(layout, recompute=mode)
     for zero in range(layout.zero_stage + 1, 4):
         yield replace(layout, zero=zero, shard=layout.dp)

@@ -133,6 +133,8 @@ def peak_of(cluster: Cluster, precision: str, rates: Sustained) -> float:
 
 def formula_mode(recompute: str) -> str:
     """The recompute mode by which the papers count executed FLOP: none, selective or full."""
+    if recompute.startswith("full:"):
+        return "full"
     if recompute in RECOMPUTE:
         return recompute
     return "selective" if "core" in recompute.split("+") else "none"

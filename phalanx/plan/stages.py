@@ -210,7 +210,7 @@ def _tensor_messages(question: Question, around: Around, cost: Cost) -> Iterable
     t, size = layout.tp, HALF * layout.mb * question.seq / layout.cp * shape.hidden
     on = group_links(question, Group(t, question.stride["tp"]))
     columns, rows = around
-    repeats = layout.recompute == "full" and rows > 0 and columns > 0
+    repeats = layout.segment > 0 and rows > 0 and columns > 0
     again_rows, again_columns = (rows - 1, columns) if repeats else (0, 0)
     products = cost.products.times(1 / (2 * max(columns + rows, 1)))
     if not layout.sp:
@@ -267,7 +267,7 @@ def _expert_message(question: Question) -> Sent:
     far = tokens * expected_ranks(e // r, shape.top_k) * (1 - r / e)
     times = near / on.near.bandwidth, far / on.far.bandwidth
     each = max(times) + (on.far if on.spans else on.near).latency
-    again_too = 2 if layout.recompute == "full" else 0
+    again_too = 2 if layout.segment else 0
     times = (2, 2 + again_too)
     return Sent("expert", "all_to_all", "tokens", size, times, each, (each, each), e)
 

@@ -1,11 +1,12 @@
 """What the planner can price and the trainer cannot run yet: refused by name, before it starts."""
 
 from phalanx.core.errors import RefusedError
+from phalanx.core.precision import formats
 from phalanx.core.run import Run
 from phalanx.cost.traffic import refuse_impossible
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipev")
-RECOMPUTE = ("none", "selective", "full")
+PARTS = ("core", "norms", "mlp", "activation", "operators")
 
 
 def refuse_untrainable(run: Run) -> None:
@@ -15,13 +16,28 @@ def refuse_untrainable(run: Run) -> None:
         RefusedError: naming what to change.
     """
     layout, shape = run.layout, run.model
-    limits = (("schedule", SCHEDULES), ("recompute", RECOMPUTE))
+    limits = (("schedule", SCHEDULES),)
     for key, runs in limits:
         asked = getattr(layout, key)
         if asked not in runs and not asked.endswith(".csv"):
             raise RefusedError(
                 f"{key}={asked}: the trainer runs {', '.join(runs)}; the planner can price the rest"
             )
+    if not layout.recomputed_parts <= set(PARTS):
+        raise RefusedError(
+            f"recompute={layout.recompute}: the trainer recomputes whole blocks, or of their parts "
+            f"{', '.join(PARTS)}; the planner can price the rest"
+        )
+    if formats(layout.precision).recipe and not layout.recomputed_parts <= {"core"}:
+        raise RefusedError(
+            f"recompute={layout.recompute} with precision={layout.precision}: its products keep "
+            "their inputs in few bits; use recompute=none, selective, full or full:k"
+        )
+    if layout.compile and not layout.recomputed_parts <= {"core"}:
+        raise RefusedError(
+            f"recompute={layout.recompute} with compile=on: what a fused block keeps is up to the "
+            "compiler; use recompute=none, selective, full or full:k, or compile=off"
+        )
     if 0 in layout.stages:
         raise RefusedError(
             f"stages={'+'.join(map(str, layout.stages))}: the trainer needs a block in every "

@@ -127,11 +127,16 @@ def _cover(line: str) -> Question:
     )
 
 
+RECOMPUTES = (
+    *("none", "none", "selective", "full", "full:2", "full:3"),
+    *("norms", "mlp", "activation+core", "operators", "norms+mlp+core"),
+)
+
 # Every pair of features that meet somewhere in the code, at least once.
 COVER = tuple(
     _cover(line)
     for line in """
-    dp=1 mb=2 recompute=full | tied dropout smoothing
+    dp=1 mb=2 recompute=full logits=24 | tied dropout smoothing
     tp=2 mb=2 precision=fp16 | gpt odd max-norm
     dp=2 precision=fp8 | mha
     dp=2 zero=3 precision=fp8+fp64 | odd dropout tied
@@ -150,9 +155,9 @@ COVER = tuple(
     dp=2 zero=0 mb=2 | gpt sgd
     dp=2 zero=1 recompute=selective | odd tied dropout documents
     dp=2 zero=2 precision=fp32 | smoothing qk-norm qkv-bias
-    dp=2 zero=3 mb=2 recompute=full | tied max-norm | holes
-    tp=2 mb=4 | odd gpt dropout smoothing documents
-    tp=2 sp=off mb=4 recompute=full | odd tied dropout qk-norm | holes
+    dp=2 zero=3 mb=2 recompute=full:3 | tied max-norm | holes
+    tp=2 mb=4 recompute=operators logits=50 | odd gpt dropout smoothing documents
+    tp=2 sp=off mb=4 recompute=full logits=24 | odd tied dropout qk-norm | holes
     tp=2 mb=4 recompute=selective precision=bf16 | mha qk-norm
     pp=2 schedule=gpipe | tied max-norm dropout | holes
     pp=2 stages=1+4 recompute=full | gpt tied smoothing documents
@@ -161,23 +166,23 @@ COVER = tuple(
     dp=4 shard=2 zero=3 mb=2 recompute=full | odd tied documents
     dp=2 tp=2 shard=1 zero=3 recompute=full mb=2 | tied
     dp=2 tp=2 zero=0 sp=off mb=2 | gpt smoothing max-norm
-    dp=2 tp=2 zero=2 mb=2 recompute=full | odd dropout documents qk-norm | holes
-    dp=2 tp=2 zero=3 mb=2 precision=fp32 | tied qkv-bias
+    dp=2 tp=2 zero=2 mb=2 recompute=operators+core | odd dropout documents qk-norm | holes
+    dp=2 tp=2 zero=3 mb=2 precision=fp32 recompute=norms+mlp | tied qkv-bias
     dp=2 pp=2 zero=1 schedule=gpipe | tied odd no-clip
     dp=2 pp=2 zero=2 schedule=interleaved v=2 | tied dropout smoothing
-    dp=2 pp=2 zero=3 recompute=full | gpt documents | holes
+    dp=2 pp=2 zero=3 recompute=mlp logits=7 | gpt documents | holes
     pp=2 tp=2 schedule=interleaved v=2 mb=2 recompute=selective | odd tied gpt qk-norm
     pp=2 tp=2 sp=off stages=2+3 mb=2 | smoothing dropout max-norm | holes
     pp=4 stages=2+1+3+1 mb=2 | tied documents
-    pp=2 schedule=zb-h1 | gpt tied
+    pp=2 schedule=zb-h1 recompute=full:2 logits=20 | gpt tied
     dp=2 pp=2 zero=2 schedule=zb-h1 recompute=full | odd tied documents
-    pp=4 tp=2 schedule=zb-h2 mb=2 optimistic=on | gpt odd dropout | holes
+    pp=4 tp=2 schedule=zb-h2 mb=2 recompute=norms+activation optimistic=on | gpt odd dropout | holes
     dp=2 pp=2 tp=2 zero=3 schedule=zb-h2 recompute=selective | tied smoothing
     pp=4 schedule=zb-v stages=1+2+1+1+1+1+2+1 mb=2 | tied gpt | holes
-    dp=2 pp=2 zero=3 schedule=zb-v recompute=full | odd tied dropout documents
+    dp=2 pp=2 zero=3 schedule=zb-v recompute=full:2 logits=40 | odd tied dropout documents
     pp=2 tp=2 schedule=dualpipev mb=2 recompute=selective | odd smoothing
     dp=2 pp=2 zero=2 schedule=dualpipev | tied max-norm documents
-    pp=4 schedule=dualpipe mb=2 | gpt odd sgd
+    pp=4 schedule=dualpipe mb=2 recompute=operators logits=9 | gpt odd sgd
     dp=2 pp=2 tp=2 zero=1 schedule=dualpipe recompute=full | tied dropout
     dp=4 shard=2 pp=2 zero=3 schedule=dualpipe | odd tied | holes
     tp=4 mb=4 recompute=full | mha odd smoothing
@@ -192,7 +197,7 @@ COVER = tuple(
     pp=2 tp=2 zero=1 recompute=full | tied direct-query dropout documents | holes
     pp=2 tp=2 schedule=zb-h1 mb=2 | latent tied
     dp=2 pp=2 schedule=gpipe zero=2 precision=fp32 | latent gpt
-    cp=2 mb=2 | odd tied dropout documents
+    cp=2 mb=2 recompute=norms+mlp+core logits=10 | odd tied dropout documents
     cp=2 mb=4 context=gather recompute=selective | gpt max-norm | holes
     cp=2 mb=4 context=ulysses recompute=full | smoothing documents direct-query
     cp=4 zero=3 | mha odd tied
@@ -203,7 +208,7 @@ COVER = tuple(
     pp=2 cp=2 schedule=interleaved v=2 mb=2 recompute=selective | tied dropout latent
     pp=2 cp=2 zero=2 schedule=zb-h1 recompute=full | gpt documents
     dp=2 cp=2 tp=2 zero=3 context=ulysses | mha tied odd qk-norm
-    dp=2 pp=2 tp=2 zero=3 schedule=interleaved v=2 recompute=full | odd tied dropout documents
+    dp=2 pp=2 tp=2 zero=3 schedule=interleaved v=2 recompute=full:2 logits=30 | odd tied dropout
     dp=4 shard=2 tp=2 zero=2 | gpt odd max-norm | holes
     dp=1 mb=4 recompute=selective | experts tied documents smoothing
     dp=2 tp=2 zero=3 mb=2 recompute=full | deepseek odd dropout | holes
@@ -274,7 +279,8 @@ def _layout(random: Random, max_ranks: int) -> str:
     shards = [n for n in range(1, dp + 1) if dp % n == 0]
     words["shard"] = random.choice(shards + shards[1:])
     chosen: dict[str, object] = dict(words)
-    chosen["recompute"] = random.choice(("none", "selective", "full"))
+    chosen["recompute"] = random.choice(RECOMPUTES)
+    chosen["logits"] = random.choice((0, 7, 32, 1024))
     chosen["schedule"] = random.choice(SCHEDULES)
     if pp > 1 and chosen["schedule"] == "interleaved":
         chosen["v"] = random.choice((1, 2, 2, 3) if pp <= 2 else (1, 2, 2))

@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
+from live_bytes import LiveBytes
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -27,6 +28,7 @@ from phalanx.train.model.ends import Head
 from phalanx.train.parallel.context import ContextParallel
 from phalanx.train.parallel.tensor import TensorParallel
 from phalanx.train.parameters import declared_in
+from phalanx.train.saved import Saved as SavedHere
 
 SEQ = 32
 LLAMA = ModelShape(hidden=64, heads=8, kv_heads=4, ffn=192, vocab=96)
@@ -65,6 +67,13 @@ LAYOUTS = [
     "tp=2 sp=off mb=3",
     "tp=4 mb=2 recompute=selective",
     "tp=8 mb=2",
+]
+PARTS = [
+    "mb=2 recompute=norms",
+    "mb=2 recompute=activation+core",
+    "tp=2 mb=2 recompute=mlp+norms",
+    "tp=2 sp=off mb=2 recompute=operators",
+    "mb=2 recompute=core+operators+mlp",
 ]
 
 
@@ -137,7 +146,7 @@ def test_a_block_keeps_what_the_ledger_says(shape: ModelShape, line: str):
     with tensor_group(layout.tp) as group:
         tp = TensorParallel(group, sequence=bool(layout.sp))
         block = Block(0, shape, Recipe(), tp)
-        block.attention.recompute_core = layout.recompute == "selective"
+        block.keep(SavedHere(layout.recomputed_parts))
         fill(block, layout.tp, torch.float32)
         x = torch.ones(SEQ // tp.sequence_parts, layout.mb, shape.hidden, requires_grad=True)
         found = measured(lambda: block(x, micro_batch(layout.mb)), block)
@@ -153,13 +162,35 @@ def test_a_rank_keeps_of_its_part_of_a_sequence_what_it_would_keep_alone(
 ):
     layout = Layout(mb=3, recompute=recompute)
     block = Block(0, shape, Recipe(), TensorParallel(alone(), sequence=False))
-    block.attention.recompute_core = recompute == "selective"
+    block.keep(SavedHere(layout.recomputed_parts))
     fill(block, 1, torch.float32)
     x = torch.ones(SEQ, layout.mb, shape.hidden, requires_grad=True)
     with tensor_group(4, "context") as group:
         batch = replace(micro_batch(layout.mb), context=ContextParallel(group, kind))
         found = measured(lambda: block(x, batch), block)
     assert found == predicted(block_saved(shape, 0, SEQ, 4, OURS), layout)
+
+
+@pytest.mark.parametrize("line", PARTS)
+@pytest.mark.parametrize("shape", [LLAMA, GPT, QWEN], ids=["llama", "gpt", "qwen"])
+def test_a_block_lets_go_of_the_parts_that_are_recomputed(shape: ModelShape, line: str):
+    layout = Layout.parse(line)
+    with tensor_group(layout.tp) as group:
+        tp = TensorParallel(group, sequence=bool(layout.sp))
+        block, decides = Block(0, shape, Recipe(), tp), SavedHere(layout.recomputed_parts)
+        block.keep(decides)
+        fill(block, layout.tp, torch.float32)
+        x = torch.ones(SEQ // tp.sequence_parts, layout.mb, shape.hidden, requires_grad=True)
+        before = {y.untyped_storage().data_ptr() for y in (x, *block.parameters())}
+
+        def made(y: Tensor) -> bool:
+            return y.is_floating_point() and y.untyped_storage().data_ptr() not in before
+
+        with LiveBytes(made) as live, decides.watching():
+            out = block(x, micro_batch(layout.mb))
+        found = live.now - out.nbytes + x.nbytes
+    ledger = block_saved(shape, 0, SEQ, 4, OURS)
+    assert found == predicted(ledger, layout)
 
 
 def test_llama_blocks_in_bf16_keep_what_the_ledger_says():

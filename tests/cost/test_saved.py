@@ -85,7 +85,7 @@ def test_sequence_parallelism_only_helps_and_fused_attention_forgets_the_sequenc
 def test_grouped_heads_keep_fewer_keys_and_values():
     shape = load.model("llama-3-8b")
     items = {item.name: item.bytes for item in block_saved(shape, 0, 1, 2, OURS)}
-    assert items["query"] == 4 * items["key and value"] / 2
+    assert items["query"] == 4 * items["keys"]
 
 
 def test_a_token_of_llama_3_8b_keeps_136_kb_per_block_on_one_gpu():

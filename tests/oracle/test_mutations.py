@@ -14,7 +14,7 @@ SMALL = {"model": {"layers": 2}, "recipe": {"seq": 16}}
 BALANCED = {**SMALL, "recipe": {"seq": 16, "balance_speed": 0.01}}
 
 MESSAGES = [
-    Question("tp=2 mb=4", ("gpt", "mqa"), tables=SMALL),
+    Question("tp=2 mb=4 logits=40 recompute=mlp", ("gpt", "mqa"), tables=SMALL),
     Question("tp=2 sp=off mb=4", ("odd", "smoothing", "qk-norm"), tables=SMALL),
     Question("tp=2 sp=off mb=4", ("direct-query",), tables=SMALL),
     Question("dp=2 mb=4 precision=fp8+fp64", tables=SMALL),

@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -8,11 +10,15 @@ from torch import Tensor
 
 from phalanx.core.layout import Layout, share
 from phalanx.train.comm import Group, Ledger
-from phalanx.train.loss import IGNORED, Slice, token_losses
+from phalanx.train.loss import IGNORED, ChunkedLoss, Slice, token_losses
 from phalanx.train.mesh import build_mesh
+from phalanx.train.parallel.tensor import TensorParallel
 from phalanx.verify.pool import RankPool
 
 Numbers = dict[str, Tensor]
+
+F64 = torch.float64
+VOCAB = 21
 
 
 def questions(vocab: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -99,3 +105,70 @@ def test_a_token_without_a_target_has_no_loss_and_no_gradient(smoothing: float, 
     assert logits.grad is not None
     assert (logits.grad[hidden] == 0).all()
     assert (losses[~hidden] > 0).all()
+
+
+def chunked(tokens: int, dtype: torch.dtype, *, sequence: bool = False) -> Numbers:
+    """What this rank says of the loss of 8 x 2 tokens, and of its part of the gradients."""
+    size = dist.get_world_size() if dist.is_initialized() else 1
+    group = build_mesh(Layout(tp=size), torch.device("cpu")).tensor
+    tp = TensorParallel(group, sequence=sequence)
+    first, size = share(VOCAB, group.size, group.index)
+    x, weight, targets = projection()
+    mine = tp.my_sequence(x).to(dtype).clone().requires_grad_()
+    rows = weight[first : first + size].to(dtype).clone().requires_grad_()
+    loss = ChunkedLoss(tp, Slice(first, VOCAB, 0.1, group), tokens).sum(mine, rows, targets)
+    (loss * 0.25).backward()
+    return {"loss": loss.detach(), "dx": mine.grad, "dw": rows.grad}
+
+
+def projection() -> tuple[Tensor, Tensor, Tensor]:
+    """Activations [8, 2, 6], a table [21, 6], targets with holes [8, 2]."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(8, 2, 6, generator=generator, dtype=torch.float64)
+    weight = torch.randn(VOCAB, 6, generator=generator, dtype=torch.float64)
+    targets = torch.randint(0, VOCAB, (8, 2), generator=generator)
+    targets[1, 1] = targets[7] = IGNORED
+    return x, weight, targets
+
+
+def projected() -> Numbers:
+    """What torch says of it, with all logits in one place."""
+    x, weight, targets = projection()
+    x.requires_grad_(), weight.requires_grad_()
+    logits = (x @ weight.t()).flatten(0, 1)
+    loss = F.cross_entropy(logits, targets.flatten(), reduction="sum", label_smoothing=0.1)
+    (loss * 0.25).backward()
+    return {"loss": loss.detach(), "dx": x.grad, "dw": weight.grad}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.parametrize("tokens", [1, 5, 16, 1000])
+def test_logits_that_never_stand_whole_have_the_loss_and_gradients_of_whole_ones(
+    ranks: RankPool, tokens: int, sequence: bool
+) -> None:
+    whole, shares = projected(), ranks.run(2, partial(chunked, sequence=sequence), tokens, F64)
+    dxs = [mine["dx"] for mine in shares]
+    for mine in shares:
+        torch.testing.assert_close(mine["loss"], whole["loss"], rtol=1e-13, atol=0)
+    dx = torch.cat(dxs) if sequence else dxs[0]
+    torch.testing.assert_close(dx, whole["dx"], rtol=1e-12, atol=1e-14)
+    dw = torch.cat([mine["dw"] for mine in shares])
+    torch.testing.assert_close(dw, whole["dw"], rtol=1e-12, atol=1e-14)
+
+
+def test_gradients_of_narrow_chunks_are_added_up_in_fp32() -> None:
+    whole, parts = chunked(16, torch.bfloat16), chunked(1, torch.bfloat16)
+    assert parts["dw"].dtype == torch.bfloat16
+    step = torch.finfo(torch.bfloat16).eps * whole["dw"].abs().max()
+    assert (parts["dw"] - whole["dw"]).abs().max() <= step
+    torch.testing.assert_close(parts["loss"], whole["loss"], rtol=1e-6, atol=0)
+
+
+def test_where_nothing_is_learned_chunks_make_no_gradients() -> None:
+    group = Group("tensor", [0], None, Ledger())
+    tp, (x, weight, targets) = TensorParallel(group, sequence=False), projection()
+    with torch.no_grad():
+        loss = ChunkedLoss(tp, Slice(0, VOCAB, 0.1, group), 5).sum(x, weight, targets)
+    torch.testing.assert_close(loss, projected()["loss"])
+    assert not loss.requires_grad

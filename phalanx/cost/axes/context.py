@@ -51,7 +51,7 @@ def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
 def _of_block(run: Run) -> Iterator[Transfer]:
     """What one block sends for one micro-batch."""
     layout = run.layout
-    again = layout.recompute in ("selective", "full")
+    again = layout.segment > 0 or "core" in layout.recomputed_parts
     passes = 2 if again else 1
     match layout.context:
         case "ring":

@@ -8,12 +8,13 @@ Sends, for S bytes of activations, s b h elements (s of one cp rank, padded wher
     rows        reduce-scatter S    all-reduce S  all-gather S                       -
 
 A block has two of each, the embedding one of rows, the head one of columns and the two
-reductions of the cross-entropy. Latent attention has columns of narrower inputs instead: of the
-compressed query and of the compressed key-value; its rotary key is gathered, and not again. Where
-t > g, t/g ranks hold the same key and value head, and add up its gradient once it is complete.
-Experts in the place of an MLP keep the sequence that they gathered, and do not gather it again.
-Sources: Shoeybi et al. 2019 (arXiv:1909.08053), section 3; Korthikanti et al. 2022
-(arXiv:2205.05198), section 4.2.2.
+reductions of the cross-entropy. A head whose logits are never whole makes its gradients in
+forward, and gathers its input once; it reduces as often as it has chunks. Latent attention has
+columns of narrower inputs instead: of the compressed query and of the compressed key-value; its
+rotary key is gathered, and not again. Experts in the place of an MLP keep the sequence that they
+gathered, and do not gather it again. Where t > g, t/g ranks hold the same key and value head, and
+add up its gradient once it is complete. Sources: Shoeybi et al. 2019
+(arXiv:1909.08053), section 3; Korthikanti et al. 2022 (arXiv:2205.05198), section 4.2.2.
 """
 
 from collections import Counter
@@ -25,7 +26,14 @@ from phalanx.core.model import ModelShape
 from phalanx.core.run import Run
 from phalanx.core.traffic import Collective, Transfer
 from phalanx.cost.precision import OperandBytes, operand_bytes
-from phalanx.cost.units import bytes_per_element, passes, stages_at, tokens_at, units_at
+from phalanx.cost.units import (
+    bytes_per_element,
+    passes,
+    segment_ends,
+    stages_at,
+    tokens_at,
+    units_at,
+)
 
 Messages = Counter[tuple[Collective, str, int]]  # by collective, purpose and bytes per token
 
@@ -51,19 +59,18 @@ def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
     layout, shape, m = run.layout, run.model, passes(run)
     if layout.tp == 1:
         return
-    compute, wide = bytes_per_element(layout)
+    wide = bytes_per_element(layout)[1]
     tokens = tokens_at(run)
     sent: Messages = Counter()
     for _, layers in stages_at(run, at):
         for layer in layers:
             sent.update(_block(run, routed=shape.routes(layer)))
+            sent.update(_again(run, layers, layer))
         if layers.start == 0:
             sent.update(_rows(run, 1))
         if layers.stop == shape.layers:
-            sent.update(_columns(run, shape.hidden, 1, OperandBytes(shape.hidden * compute)))
-            loss = max(wide, 4)
-            yield Transfer("tensor", "all_reduce", "loss maximum", tokens * loss, m)
-            yield Transfer("tensor", "all_reduce", "loss sums", 3 * tokens * loss, m)
+            sent.update(_head(run))
+            yield from _loss(run, tokens, max(wide, 4))
     for (collective, purpose, size), times in sent.items():
         yield Transfer("tensor", collective, purpose, tokens * size, times * m)
     reductions = m if layout.zero_stage >= 2 else 1
@@ -77,26 +84,15 @@ def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
 
 
 def _block(run: Run, *, routed: bool) -> Messages:
-    """Messages of one block and micro-batch, with those that recomputing it repeats.
-
-    Recomputation stops at the last tensor that backward needs: the sum that ends a block is
-    repeated only if dropout follows it, or if the block is one graph that runs whole.
-    """
+    """Messages of one block and micro-batch, recompute left out."""
     shape = run.model
-    again = run.layout.recompute == "full"
-    sent: Messages = Counter()
+    sent = _rows(run, 2)
     for width in _attention_inputs(shape):
-        sent.update(_columns(run, width, 1 + again, operand_bytes(run.layout, width)))
-    if routed:
-        sent.update(_gather(run, shape.hidden, 1 + again))
-    else:
-        of_mlp = operand_bytes(run.layout, shape.hidden)
-        sent.update(_columns(run, shape.hidden, 1 + again, of_mlp))
+        sent.update(_columns(run, width, operand_bytes(run.layout, width)))
+    of_mlp = operand_bytes(run.layout, shape.hidden)
+    sent.update(_gather(run, shape.hidden) if routed else _columns(run, shape.hidden, of_mlp))
     if shape.is_mla:
-        sent.update(_gather(run, shape.qk_rope, 1 + again))
-    whole = run.recipe.dropout or run.layout.compile
-    repeated = (2 if whole else 1) if again else 0
-    sent.update(_rows(run, 2, repeated))
+        sent.update(_gather(run, shape.qk_rope))
     return sent
 
 
@@ -107,40 +103,94 @@ def _attention_inputs(shape: ModelShape) -> tuple[int, ...]:
     return (shape.hidden,)
 
 
-def _columns(run: Run, width: int, forwards: int, operand: OperandBytes) -> Messages:
+def _columns(run: Run, width: int, operand: OperandBytes) -> Messages:
     """Around products by columns, of one input of `width` that travels as an operand."""
     size = width * bytes_per_element(run.layout)[0]
     if not run.layout.sp:
         return Counter({("all_reduce", "tp input gradient", size): 1})
-    sent: Messages = Counter({("reduce_scatter", "tp input gradient", size): 1})
-    for purpose, times in (("tp input", forwards), ("tp input again", 1)):
-        sent["all_gather", purpose, operand.data] += times
-        if operand.scales:
-            sent["all_gather", f"{purpose} scales", operand.scales] += times
+    sent = Messages({("reduce_scatter", "tp input gradient", size): 1})
+    sent.update(_operand("tp input", operand))
+    sent.update(_operand("tp input again", operand))
     return sent
 
 
-def _gather(run: Run, width: int, forwards: int) -> Messages:
+def _operand(purpose: str, operand: OperandBytes) -> Messages:
+    """To have the whole sequence of an input, with its scales if they are cut like it."""
+    sent = Messages({("all_gather", purpose, operand.data): 1})
+    if operand.scales:
+        sent["all_gather", f"{purpose} scales", operand.scales] = 1
+    return sent
+
+
+def _gather(run: Run, width: int) -> Messages:
     """To have the whole sequence of something, and to add up its gradient."""
     size = width * bytes_per_element(run.layout)[0]
     if not run.layout.sp:
         return Counter({("all_reduce", "tp input gradient", size): 1})
     return Counter(
         {
-            ("all_gather", "tp input", size): forwards,
+            ("all_gather", "tp input", size): 1,
             ("reduce_scatter", "tp input gradient", size): 1,
         }
     )
 
 
-def _rows(run: Run, count: int, repeated: int = 0) -> Messages:
+def _rows(run: Run, count: int) -> Messages:
     """Around `count` products by rows."""
     h = run.model.hidden * bytes_per_element(run.layout)[0]
     if not run.layout.sp:
-        return Counter({("all_reduce", "tp output", h): count + repeated})
+        return Counter({("all_reduce", "tp output", h): count})
     return Counter(
         {
-            ("reduce_scatter", "tp output", h): count + repeated,
+            ("reduce_scatter", "tp output", h): count,
             ("all_gather", "tp output gradient", h): count,
         }
     )
+
+
+def _head(run: Run) -> Messages:
+    """Around the projection to the vocabulary, whose input is no operand of few bits."""
+    h = run.model.hidden
+    size = OperandBytes(h * bytes_per_element(run.layout)[0])
+    return _gather(run, h) if run.layout.logits else _columns(run, h, size)
+
+
+def _loss(run: Run, tokens: int, size: int) -> Iterator[Transfer]:
+    """The two reductions of the cross-entropy, for all tokens or chunk by chunk."""
+    m, chunk = passes(run), run.layout.logits or tokens
+    for n, times in ((chunk, tokens // chunk * m), (tokens % chunk, m)):
+        if n:
+            yield Transfer("tensor", "all_reduce", "loss maximum", n * size, times)
+            yield Transfer("tensor", "all_reduce", "loss sums", 3 * n * size, times)
+
+
+def _again(run: Run, layers: range, layer: int) -> Messages:
+    """What recomputing one block of a stage repeats.
+
+    Recomputation stops at the last tensor that backward needs: the sum that ends a segment of
+    blocks is repeated only if dropout follows it, or if a block is one graph that runs whole. Of
+    parts, those that hold a product by columns gather its input once more: mlp that of the MLP,
+    operators that of the keys as well.
+    """
+    layout, shape, h = run.layout, run.model, run.model.hidden
+    element = bytes_per_element(layout)[0]
+    plain, operands = list[int](), list[int]()
+    again = Messages()
+    if layout.segment:
+        whole = run.recipe.dropout or layout.compile
+        stops = not whole and layer in segment_ends(layout, layers)
+        collective: Collective = "reduce_scatter" if layout.sp else "all_reduce"
+        again[collective, "tp output", h * element] = 1 if stops else 2
+        operands = [*_attention_inputs(shape)]
+        (plain if shape.routes(layer) else operands).append(h)
+        plain += [shape.qk_rope] * shape.is_mla
+    else:
+        by_operator, mlp = (part in layout.recomputed_parts for part in ("operators", "mlp"))
+        operands = [h] * (by_operator and not shape.is_mla)
+        operands += [h] * ((by_operator or mlp) and not shape.routes(layer))
+    if layout.sp:
+        for width in plain:
+            again["all_gather", "tp input", width * element] += 1
+        for width in operands:
+            again.update(_operand("tp input", operand_bytes(layout, width)))
+    return again

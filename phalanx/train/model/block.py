@@ -12,6 +12,7 @@ from phalanx.train.model.latent import LatentAttention
 from phalanx.train.model.layers import (
     Dropout,
     Projection,
+    RMSNorm,
     head_norm,
     norm_layer,
     rotary_angles,
@@ -20,6 +21,7 @@ from phalanx.train.model.layers import (
 )
 from phalanx.train.parallel.expert import ExpertParallel, alone
 from phalanx.train.parallel.tensor import TensorParallel
+from phalanx.train.saved import Saved
 
 
 class Attention(nn.Module):
@@ -28,7 +30,7 @@ class Attention(nn.Module):
     def __init__(self, prefix: str, shape: ModelShape, tp: TensorParallel) -> None:
         super().__init__()
         self.shape, self.tp = shape, tp
-        self.recompute_core = False
+        self.saved = Saved()
         query, key_value = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         h, bias = shape.hidden, shape.has_qkv_bias
         self.q = Projection(f"{prefix}.q", (h, query), "out", tp, bias=bias)
@@ -48,13 +50,24 @@ class Attention(nn.Module):
             y.unflatten(-1, (-1, self.shape.head_dim))
             for y in self.tp.columns(x, self.q, self.k, self.v)
         )
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+        angles: tuple[Tensor, ...] = ()
         if self.shape.positions == "rope":
             angles = rotary_angles(self.shape, batch.positions, x.dtype)
-            q, k = rotate(q, angles), rotate(k, angles)
-        y = attend(q, k, v, batch, recompute=self.recompute_core)
+        q, k = _place(q, self.q_norm, angles), _place(k, self.k_norm, angles)
+        self.saved.forget("operators", [k], self._keys, x, *angles)
+        y = attend(q, k, v, batch, recompute="core" in self.saved.parts)
         return self.tp.rows(y, self.o)
+
+    def _keys(self, x: Tensor, *angles: Tensor) -> Tensor:
+        """The keys alone, [s, b, g/t, d], as `forward` makes them."""
+        (k,) = self.tp.columns(x, self.k)
+        return _place(k.unflatten(-1, (-1, self.shape.head_dim)), self.k_norm, angles)
+
+
+def _place(x: Tensor, norm: RMSNorm | None, angles: tuple[Tensor, ...]) -> Tensor:
+    """Queries or keys [s, b, a, d], normed and turned by their positions, as the model has it."""
+    x = x if norm is None else norm(x)
+    return rotate(x, (angles[0], angles[1])) if angles else x
 
 
 class MLP(nn.Module):
@@ -62,7 +75,7 @@ class MLP(nn.Module):
 
     def __init__(self, prefix: str, shape: ModelShape, tp: TensorParallel) -> None:
         super().__init__()
-        self.tp = tp
+        self.tp, self.saved = tp, Saved()
         h, f, bias = shape.hidden, shape.ffn, shape.bias
         self.gate = (
             Projection(f"{prefix}.gate", (h, f), "out", tp, bias=bias)
@@ -74,11 +87,23 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor, _: MicroBatch) -> Tensor:
         """[s/t, b, h] to [s/t, b, h]; this rank computes f/t of the width."""
+        wide = self.saved.run("mlp", self._widen, x)
+        self.saved.forget("operators", wide[:1], self._widen_once, x)
+        (y,) = self.saved.run("activation", self._activate, *wide)
+        return self.tp.rows(y, self.down)
+
+    def _widen(self, x: Tensor) -> list[Tensor]:
+        """[s/t, b, h] to the inputs of the activation function, [s, b, f/t] each."""
+        return self.tp.columns(x, *([self.up] if self.gate is None else [self.gate, self.up]))
+
+    def _widen_once(self, x: Tensor) -> Tensor:
+        """The first of them alone."""
+        return self.tp.columns(x, self.up if self.gate is None else self.gate)[0]
+
+    def _activate(self, *wide: Tensor) -> Tensor:
         if self.gate is None:
-            (up,) = self.tp.columns(x, self.up)
-            return self.tp.rows(F.gelu(up, approximate="tanh"), self.down)
-        gate, up = self.tp.columns(x, self.gate, self.up)
-        return self.tp.rows(swiglu(gate, up), self.down)
+            return F.gelu(wide[0], approximate="tanh")
+        return swiglu(wide[0], wide[1])
 
 
 class Block(nn.Module):
@@ -93,6 +118,7 @@ class Block(nn.Module):
         ep: ExpertParallel | None = None,
     ) -> None:
         super().__init__()
+        self.saved = Saved()
         prefix = f"blocks.{layer}"
         self.attention_norm = norm_layer(f"{prefix}.attention_norm", shape, tp)
         kind = LatentAttention if shape.is_mla else Attention
@@ -108,7 +134,13 @@ class Block(nn.Module):
             for site in ("attention", "mlp")
         )
 
+    def keep(self, saved: Saved) -> None:
+        """Let `saved` decide what is kept for backward."""
+        self.saved = self.attention.saved = self.mlp.saved = saved
+
     def forward(self, x: Tensor, batch: MicroBatch) -> Tensor:
         """[s/t, b, h] to [s/t, b, h]."""
-        x = x + self.drop_attention(self.attention(self.attention_norm(x), batch), batch)
-        return x + self.drop_mlp(self.mlp(self.mlp_norm(x), batch), batch)
+        (y,) = self.saved.run("norms", self.attention_norm, x)
+        x = x + self.drop_attention(self.attention(y, batch), batch)
+        (y,) = self.saved.run("norms", self.mlp_norm, x)
+        return x + self.drop_mlp(self.mlp(y, batch), batch)

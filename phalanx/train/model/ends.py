@@ -10,7 +10,7 @@ from phalanx.core.layout import share
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe
 from phalanx.train.autograd import apply
-from phalanx.train.loss import Slice, token_losses
+from phalanx.train.loss import ChunkedLoss, Slice, token_losses
 from phalanx.train.model.batch import MicroBatch
 from phalanx.train.model.layers import Dropout, norm_layer
 from phalanx.train.parallel.tensor import TensorParallel
@@ -110,10 +110,24 @@ class Head(nn.Module):
     """The final norm, the projection to the vocabulary, and the loss."""
 
     def __init__(
-        self, shape: ModelShape, recipe: Recipe, tp: TensorParallel, tied: Table | None
+        self,
+        shape: ModelShape,
+        recipe: Recipe,
+        tp: TensorParallel,
+        tied: Table | None,
+        chunk: int = 0,
     ) -> None:
+        """Declare the norm and the table.
+
+        Args:
+            shape: the model.
+            recipe: for label smoothing.
+            tp: how this rank takes part in products.
+            tied: the embedding's table, where this head shares it.
+            chunk: tokens whose logits are alive at once; 0 means all, from forward to backward.
+        """
         super().__init__()
-        self.tp = tp
+        self.tp, self.chunk = tp, chunk
         self.norm = norm_layer("norm", shape, tp)
         name = "embedding" if shape.tied else "head"
         self.table = tied or Table(name, shape, tp)
@@ -121,6 +135,9 @@ class Head(nn.Module):
 
     def forward(self, x: Tensor, batch: MicroBatch) -> Tensor:
         """Sum of the losses of all valid tokens: [s/t, b, h] to a scalar, fp32 or wider."""
+        if self.chunk:
+            loss = ChunkedLoss(self.tp, self.part, self.chunk)
+            return loss.sum(self.norm(x), self.table.weight, batch.targets)
         return token_losses(self.logits(x), batch.targets, self.part).sum()
 
     def logits(self, x: Tensor) -> Tensor:

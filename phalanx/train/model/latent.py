@@ -20,6 +20,7 @@ from phalanx.train.model.batch import MicroBatch
 from phalanx.train.model.layers import Projection, RMSNorm, rotary_angles, rotate
 from phalanx.train.parallel.tensor import TensorParallel
 from phalanx.train.precision.product import Cut
+from phalanx.train.saved import Saved
 
 
 class LatentAttention(nn.Module):
@@ -28,7 +29,7 @@ class LatentAttention(nn.Module):
     def __init__(self, prefix: str, shape: ModelShape, tp: TensorParallel) -> None:
         super().__init__()
         self.shape, self.tp, self.alone = shape, tp, tp.alone()
-        self.recompute_core = False
+        self.saved = Saved()
         h, a, r_q, r_kv = shape.hidden, shape.heads, shape.q_lora_rank, shape.kv_lora_rank
 
         def product(name: str, n_in: int, n_out: int, cut: Cut) -> Projection:
@@ -65,7 +66,7 @@ class LatentAttention(nn.Module):
             angles = rotary_angles(self.shape, batch.positions, x.dtype)
             q, rope = rotate(q, angles), rotate(rope, angles)
         k = torch.cat([k, rope.expand(-1, -1, k.shape[2], -1)], -1)
-        y = attend(q, k, v, batch, recompute=self.recompute_core)
+        y = attend(q, k, v, batch, recompute="core" in self.saved.parts)
         return self.tp.rows(y, self.o)
 
     def _compress(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

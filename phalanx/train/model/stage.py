@@ -1,7 +1,8 @@
 """One slice of the model: what a pipeline rank computes between two of its messages."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import torch
@@ -21,6 +22,7 @@ from phalanx.train.parallel.tensor import TensorParallel
 from phalanx.train.parameters import Declaration, Held, declared_in
 from phalanx.train.precision.dtypes import Precision
 from phalanx.train.precision.product import Products
+from phalanx.train.saved import Saved
 from phalanx.train.unit import Source, Unit
 from phalanx.train.weight_gradients import WeightGradients
 
@@ -37,7 +39,9 @@ class Stage:
         units: of each part, the parameters it needs.
         reducer: of the gradients that this stage makes.
         gradients: does the work of its weights, or keeps it where backward is split.
-        recomputes: blocks keep only their input, and run again in backward.
+        recomputes: how many blocks run again together in backward, and keep only the input of the
+            first; 0 runs none.
+        saved: decides what else is kept for backward.
     """
 
     index: int
@@ -45,7 +49,8 @@ class Stage:
     units: tuple[tuple[ShardedUnit, ...], ...]
     reducer: Reducer
     gradients: WeightGradients
-    recomputes: bool
+    recomputes: int
+    saved: Saved
 
     @property
     def all_units(self) -> list[ShardedUnit]:
@@ -69,46 +74,103 @@ class Stage:
         Returns:
             [s/t, b, h]; on the last stage the sum of the losses, or this rank's logits.
         """
-        for i, part in enumerate(self.parts):
-            for unit in self.units[i]:
-                unit.acquire()
-            for unit in self.units[i + 1] if i + 1 < len(self.parts) else ():
-                unit.prefetch()
-            x = self._compute(part, x, batch, logits=logits)
-            if x.requires_grad:
-                x.register_hook(lambda _, i=i: self._before_backward(i))
-            for unit in self.units[i]:
-                unit.release()
+        for segment in self._segments():
+            with self.saved.watching():
+                x = self._segment(segment, x, batch, logits=logits)
         if x is None:
             raise ValueError(f"stage {self.index} has no parts")
         return x
 
-    def _compute(self, part: Part, x: Tensor | None, batch: MicroBatch, *, logits: bool) -> Tensor:
-        if isinstance(part, Embedding):
-            return part.forward(batch)
+    def _segments(self) -> list[list[int]]:
+        """The parts that are computed together: some blocks if they are recomputed, else one."""
+        blocks = [i for i, part in enumerate(self.parts) if isinstance(part, Block)]
+        size = self.recomputes or 1
+        runs = [blocks[at : at + size] for at in range(0, len(blocks), size)]
+        return sorted([*runs, *([i] for i in range(len(self.parts)) if i not in blocks)])
+
+    def _segment(
+        self, segment: list[int], x: Tensor | None, batch: MicroBatch, *, logits: bool
+    ) -> Tensor:
+        """Compute a few parts, which run again in backward if they are blocks of such a stage."""
+        compute = partial(self._compute, segment, batch=batch, logits=logits)
+        block = isinstance(self.parts[segment[0]], Block)
+        if not (block and self.recomputes and torch.is_grad_enabled()):
+            return compute(x)
+        twice = _Twice(compute, partial(compute, again=True))
+        return cast(Tensor, checkpoint(twice, x, use_reentrant=False, preserve_rng_state=False))
+
+    def _compute(
+        self,
+        segment: list[int],
+        x: Tensor | None,
+        *,
+        batch: MicroBatch,
+        logits: bool,
+        again: bool = False,
+    ) -> Tensor:
+        """Compute parts one after the other, the weights of the next one on their way.
+
+        Args:
+            segment: which.
+            x: [s/t, b, h], None for the embedding.
+            batch: the micro-batch.
+            logits: stop before the loss.
+            again: in backward, which needs the weights of the last two next.
+        """
+        for i in segment:
+            for unit in self.units[i]:
+                unit.acquire()
+            if not again or i < segment[-1]:
+                for unit in self.units[i + 1] if i + 1 < len(self.parts) else ():
+                    unit.prefetch()
+            x = _run(self.parts[i], x, batch, logits=logits)
+            if x.requires_grad and not again:
+                x.register_hook(lambda _, i=i: self._before_backward(i))
+            if not again or i + 2 <= segment[-1]:
+                for unit in self.units[i]:
+                    unit.release()
         if x is None:
-            raise ValueError(f"stage {self.index} needs the output of the one before")
-        if isinstance(part, Head):
-            return part.logits(x) if logits else part.forward(x, batch)
-        if not torch.is_grad_enabled():
-            return part.forward(x, batch)  # not what was compiled: that would be compiled anew
-        if self.recomputes:
-            again = checkpoint(part, x, batch, use_reentrant=False, preserve_rng_state=False)
-            return cast(Tensor, again)
-        return cast(Tensor, part(x, batch))
+            raise ValueError("a segment has at least one part")
+        return x
 
     def _before_backward(self, i: int) -> None:
-        """Have part i's weights here, and those that backward needs next on their way.
-
-        The backward of an embedding needs none.
-        """
-        if isinstance(self.parts[i], Embedding):
-            return
-        for unit in self.units[i]:
+        """Have part i's weights here, and those that backward needs next on their way."""
+        for unit in self._needed(i):
             unit.acquire()
-        if i and not isinstance(self.parts[i - 1], Embedding):
-            for unit in self.units[i - 1]:
+        if i:
+            for unit in self._needed(i - 1):
                 unit.prefetch()
+
+    def _needed(self, i: int) -> tuple[ShardedUnit, ...]:
+        """What the backward of part i needs: an embedding nothing, a head perhaps only its norm."""
+        part = self.parts[i]
+        if isinstance(part, Embedding):
+            return ()
+        return self.units[i][:1] if isinstance(part, Head) and part.chunk else self.units[i]
+
+
+class _Twice:
+    """Does one thing in forward, and another when backward asks for it again."""
+
+    def __init__(self, forward: Callable[..., Tensor], again: Callable[..., Tensor]) -> None:
+        self._next, self._again = forward, again
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Do what comes next."""
+        now, self._next = self._next, self._again
+        return now(x)
+
+
+def _run(part: Part, x: Tensor | None, batch: MicroBatch, *, logits: bool) -> Tensor:
+    if isinstance(part, Embedding):
+        return part.forward(batch)
+    if x is None:
+        raise ValueError("only the embedding needs no output of the part before")
+    if isinstance(part, Head):
+        return part.logits(x) if logits else part.forward(x, batch)
+    if not torch.is_grad_enabled():
+        return part.forward(x, batch)  # not what was compiled: that would be compiled anew
+    return cast(Tensor, part(x, batch))
 
 
 def build_stages(
@@ -134,6 +196,10 @@ def build_stages(
         parts = _parts(
             run, (tp, ExpertParallel(mesh.expert)), range(first, first + layers[place]), table
         )
+        saved = Saved(layout.recomputed_parts)
+        for part in parts:
+            if isinstance(part, Block):
+                part.keep(saved)
         table = table or _tied_table(run, parts)
         made_before = {unit for units in maker.made.values() for unit in units}
         per_part = tuple(maker.of(part, copy) for part in parts)
@@ -146,7 +212,8 @@ def build_stages(
             units=per_part,
             reducer=Reducer(unique, elsewhere=made_before.intersection(unique)),
             gradients=gradients,
-            recomputes=layout.recompute == "full",
+            recomputes=layout.segment,
+            saved=saved,
         )
     return stages
 
@@ -175,15 +242,13 @@ def _parts(
     shape, recipe = run.model, run.recipe
     parts: list[Part] = [Block(i, shape, recipe, tp, ep) for i in layers]
     for block in parts:
-        if isinstance(block, Block):
-            block.attention.recompute_core = run.layout.recompute == "selective"
-            if run.layout.compile:
-                compile_block(block, recipe, whole=run.layout.cp == 1)
+        if isinstance(block, Block) and run.layout.compile:
+            compile_block(block, recipe, whole=run.layout.cp == 1)
     if layers.start == 0:
         parts.insert(0, Embedding(shape, recipe, tp))
         table = _tied_table(run, parts)
     if layers.stop == shape.layers:
-        parts.append(Head(shape, recipe, tp, table))
+        parts.append(Head(shape, recipe, tp, table, run.layout.logits))
     return parts
 
 
