@@ -17,6 +17,7 @@ from phalanx.train.autograd import apply
 from phalanx.train.model.batch import MicroBatch
 from phalanx.train.model.stage import Stage
 from phalanx.train.parallel.data import Reducer
+from phalanx.train.saved import Saved
 from phalanx.train.weight_gradients import WeightGradients
 from phalanx.train.wire import Form
 
@@ -55,7 +56,8 @@ def paced_stage(index: int, pace: Pace, form: Form, *, ends: bool) -> PacedStage
         units=(),
         reducer=Reducer([]),
         gradients=gradients,
-        recomputes=False,
+        recomputes=0,
+        saved=Saved(),
         pace=pace,
         form=form,
         ends=ends,
