@@ -110,7 +110,7 @@ def test_values_that_are_set_reach_the_model(capsys: pytest.CaptureFixture[str])
         (["--layout", "tp=3"], 3, "'tp=3': 4 heads cannot be split over tp=3; tp can be 1, 2, 4"),
         (["--layout", "dp=64"], 3, "'dp=64' needs 64 ranks, and --max-ranks is 8"),
         (["--layout", "cp=4 context=ulysses"], 3, "4 heads and 2 kv heads of a tp rank over cp=4"),
-        (["--layout", "pp=2 v=2"], 3, "has one stage per rank, not v=2"),
+        (["--layout", "pp=2 v=2"], 3, "has 1 stage per rank, not v=2"),
         (["--layout", "schedule=interleaved"], 3, "pp=1 v=1 has nothing to interleave"),
         (["--layout", "dp=3", "--set", "recipe.batch=7"], 3, "recipe.batch can be 6 or 9"),
         (["--layout", "dq=2"], 2, "unknown layout key 'dq'; did you mean dp"),
