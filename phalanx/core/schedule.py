@@ -22,6 +22,9 @@ class Kind(Enum):
     RECV_BACKWARD = "RECV_B"  # the gradient of this stage's output, from the next stage
     REDUCE = "REDUCE"  # what the next backward leaves is final: reduce it as it appears
 
+    # There is one object of each kind; Enum would hash its name, in Python, for every look-up.
+    __hash__ = object.__hash__
+
     @property
     def computes(self) -> bool:
         """Whether the action uses the device, rather than the network."""
