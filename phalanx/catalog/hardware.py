@@ -54,6 +54,11 @@ def build_cluster(name: str, device: Accelerator, asked: AskedCluster) -> Cluste
     torus = asked.sizes if len(asked.sizes) > 1 else ()
     if torus and not device.domain.axes:
         raise UsageError(f"{device.name} is not joined as a torus; write {device.name}x{count}")
+    if torus and count > device.domain.size:
+        raise UsageError(
+            f"{name} is a torus of {count:,}, and at most {device.domain.size:,} {device.name} are "
+            f"joined as one; write {device.name}x{count} for several"
+        )
     if device.domain.axes and not torus and count > 1:
         slice_size = max(n for n in divisors(count) if n <= device.domain.size)
         torus = _most_even(slice_size, device.domain.axes)
@@ -81,10 +86,16 @@ def read_cluster(
     merged = _merge(base or (nested if isinstance(nested, Mapping) else {}), own)
     device = read_accelerator(str(device_name), merged, where)
     torus = tuple(typed(f"{where}: torus", n, int) for n in table.get("torus", ()))
+    if "count" not in table and not torus:
+        raise UsageError(
+            f"{where} does not say how many accelerators: give it a count, or write {where}x8"
+        )
     count = typed(f"{where}: count", table.get("count", math.prod(torus) if torus else 0), int)
     name = str(table.get("name", stem))
-    if torus:
+    if torus and count != math.prod(torus):
         return Cluster(name=name, accelerator=device, count=count, torus=torus)
+    if torus:
+        return build_cluster(name, device, AskedCluster(device.name, torus))
     return build_cluster(name, device, AskedCluster(device.name, (count,)))
 
 

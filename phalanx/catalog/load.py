@@ -111,7 +111,19 @@ def cluster(name: str) -> Cluster:
         return _cluster_from_file(ROOT / "clusters" / f"{wanted}.toml")
     if wanted in _index("accelerators"):
         raise UsageError(f"{name} is one accelerator; say how many, for example {wanted}x8")
+    if device_name := _counted(wanted):
+        raise UsageError(
+            f"{name}: how many {device_name} is a whole number, 1 to "
+            f"{hardware.MOST_ACCELERATORS:,}, for example {device_name}x8"
+        )
     raise unknown("cluster", name, known | {f"{device}x8" for device in _index("accelerators")})
+
+
+def _counted(name: str) -> str:
+    """The accelerator whose count is all that is wrong with a name, if there is one."""
+    known = [d for d in _index("accelerators") if name.startswith(d)]
+    device = max(known, key=len, default="")
+    return device if name.removeprefix(device).strip("- ")[:1] in ("x", ":") else ""
 
 
 def clusters() -> tuple[Cluster, ...]:
@@ -123,12 +135,13 @@ def _cluster_from_file(path: Path) -> Cluster:
     table = read_toml(path)
     base: dict[str, Any] = {}
     if isinstance(table.get("accelerator"), str):
-        _, base, _ = _accelerator_table(table["accelerator"])
+        _, base, _ = _accelerator_table(table["accelerator"], path.parent)
     return hardware.read_cluster(path.stem, table, base, str(path.name))
 
 
-def _accelerator_table(name: str) -> tuple[str, dict[str, Any], str]:
-    path = Path(name) if name.endswith(".toml") else _find("accelerator", "accelerators", name)
+def _accelerator_table(name: str, folder: Path = Path()) -> tuple[str, dict[str, Any], str]:
+    """The table of an accelerator; a file is looked for beside what names it."""
+    path = folder / name if name.endswith(".toml") else _find("accelerator", "accelerators", name)
     return path.stem, read_toml(path), path.name
 
 

@@ -111,6 +111,10 @@ def test_a_torus_of_any_count_holds_whole_slices(count: int):
         ("nowhere", "unknown cluster"),
         ("h100x0", "at least 1"),
         ("h100x" + "9" * 30, "at most 100,000,000"),
+        ("h100x-1", "h100x-1: how many h100 is a whole number"),
+        ("h100xNaN", "how many h100 is a whole number, 1 to 100,000,000"),
+        ("h100x1e30", "how many h100 is a whole number"),
+        ("tpu-v5p:99x99x99", "torus of 970,299, and at most 8,960 tpu-v5p are joined as one"),
         ("h100:4x4", "not joined as a torus; write h100-sxmx16"),
         ("tpu-v5e:4x4x4", "has 2 torus axes, not 3"),
     ],
@@ -152,10 +156,18 @@ def test_a_users_file_may_describe_an_accelerator_nobody_knows(tmp_path: Path):
     assert (device.memory, device.peak("bf16"), device.network.sustained) == (48e9, 1e14, 9e9)
 
 
+def test_a_users_cluster_finds_the_users_accelerator_beside_it(tmp_path: Path):
+    (tmp_path / "card.toml").write_text("memory_gb = 48\nhbm_gb_per_s = 900\n")
+    path = tmp_path / "lab.toml"
+    path.write_text('accelerator = "card.toml"\ncount = 4\n')
+    assert load.cluster(str(path)).accelerator.memory == 48e9
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('accelerator = "h100"\n', "0 accelerators; it needs at least 1"),
+        ('accelerator = "h100"\n', "lab.toml does not say how many accelerators"),
+        ('accelerator = "h100"\ncount = 0\n', "0 accelerators; it needs at least 1"),
         ('accelerator = "h100"\ncount = 8\nspeed = 1\n', "unknown key in lab.toml 'speed'"),
         ('accelerator = "h100"\ncount = 8\n[network]\ngbps = 1\n', "did you mean .*gb_per_s"),
         ('accelerator = "h100"\ncount = "many"\n', "whole number"),
