@@ -54,8 +54,8 @@ def divisors(n: int) -> tuple[int, ...]:
     return tuple(sorted({*small, *(n // i for i in small)}))
 
 
-def shorten(values: Iterable[int], limit: int = 8) -> str:
-    """Print a list of numbers, cut after `limit` of them: `1, 2, 3, ...`."""
+def shorten(values: Iterable[object], limit: int = 8) -> str:
+    """Print a list of values, cut after `limit` of them: `1, 2, 3, ...`."""
     all_values = list(values)
     shown = ", ".join(str(v) for v in all_values[:limit])
     return shown + (", ..." if len(all_values) > limit else "")

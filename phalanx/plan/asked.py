@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from math import gcd
 
-from phalanx.core.errors import UsageError, divisors, unknown
+from phalanx.core.errors import RefusedError, UsageError, divisors, shorten, unknown
 from phalanx.core.layout import RECOMPUTE, Layout
 from phalanx.core.units import show_count
 from phalanx.plan.candidates import SEARCHED, Limits
@@ -105,11 +105,23 @@ def _read(key: str, value: str) -> object:
 
 
 def both(one: Limits, other: Limits) -> dict[str, frozenset[object]]:
-    """What both allow."""
+    """What both allow.
+
+    Raises:
+        RefusedError: nothing, for some key.
+    """
     merged = dict(one)
     for key, values in other.items():
         merged[key] = merged[key] & values if key in merged else values
+        if not merged[key]:
+            asked, allowed = (_listed(limits[key]) for limits in (one, other))
+            raise RefusedError(f"{key} is to be {asked}, and can only be {allowed}")
     return merged
+
+
+def _listed(values: frozenset[object]) -> str:
+    ordered = sorted(values, key=lambda value: (value if isinstance(value, int) else 0, str(value)))
+    return shorten(ordered)
 
 
 def show_limits(limits: Mapping[str, frozenset[object]]) -> str:

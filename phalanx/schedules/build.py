@@ -31,6 +31,7 @@ TWO_STAGES: dict[str, Callable[[int, int], Schedule]] = {
     "dualpipev": dualpipev,
 }
 # All that can be drawn and priced; `train/limits.py` names those that the trainer obeys.
+MOST_PASSES = 10_000_000  # of gigabytes; a step of more is priced by its period
 NAMES = (*ONE_STAGE, "interleaved", *TWO_STAGES)
 
 
@@ -52,6 +53,11 @@ def build(name: str, p: int, m: int, v: int | None = None) -> Schedule:
     least = 1 if name in ONE_STAGE else 2
     v = least if v is None else v
     _require_positive(p, m, v)
+    if p * m * v > MOST_PASSES:
+        raise UsageError(
+            f"p={p} m={m} v={v} are {p * m * v:.3g} passes through a stage; a schedule that is "
+            f"written out has at most {MOST_PASSES:,}"
+        )
     if name == "interleaved":
         return interleaved(p, m, v)
     if v != least:
