@@ -27,6 +27,7 @@ def show(request: Request, found: Estimate) -> None:
         console.print(line)
     console.print("\nseconds, from what the peak allows to what is expected")
     console.print(waterfall(found, _cells(width - BESIDE_FALL), colour=colour))
+    console.print("worth: what the step would be shorter by without it")
     console.print(f"\nbytes of a device of {show_bytes(found.capacity)}")
     console.print(memory(found, _cells(width - BESIDE_BAR), colour=colour))
     console.print(legend(colour=colour))

@@ -73,7 +73,7 @@ def _facts(entry: ModelEntry, seq: int) -> list[tuple[str, str]]:
         ("layers", str(shape.layers)),
         ("hidden", str(shape.hidden)),
         ("heads", f"{shape.heads} of {shape.head_dim}, {shape.kv_heads} for keys and values"),
-        ("ffn", str(shape.moe_ffn or shape.ffn)),
+        ("ffn", _ffn(shape)),
         ("vocabulary", f"{shape.vocab:,}"),
         ("kind", _kind(shape)),
         ("norm, positions", f"{shape.norm}, {shape.positions}"),
@@ -86,6 +86,15 @@ def _facts(entry: ModelEntry, seq: int) -> list[tuple[str, str]]:
         ("source", entry.source + ("" if entry.verified or not entry.source else " (unverified)")),
         ("notes", entry.notes),
     ]
+
+
+def _ffn(shape: ModelShape) -> str:
+    if not shape.is_moe:
+        return str(shape.ffn)
+    each = f"{shape.moe_ffn or shape.ffn} in each expert"
+    return (
+        f"{shape.ffn} in {shape.dense_layers} dense layers, {each}" if shape.dense_layers else each
+    )
 
 
 def _published(entry: ModelEntry) -> str:

@@ -38,6 +38,11 @@ def test_models_shows_one_with_its_source(capsys: pytest.CaptureFixture[str]):
         assert part in text
 
 
+def test_experts_and_dense_layers_have_each_their_width(capsys: pytest.CaptureFixture[str]):
+    assert call(models, "deepseek-v3") == 0
+    assert "18432 in 3 dense layers, 2048 in each expert" in capsys.readouterr().out
+
+
 def test_models_as_json_carries_counts_and_their_convention(capsys: pytest.CaptureFixture[str]):
     found = document(models, capsys, "deepseek-v3")
     (record,) = found["models"]
