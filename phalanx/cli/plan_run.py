@@ -23,6 +23,7 @@ from phalanx.core.units import parse_bytes, parse_count, show_count
 from phalanx.cost.practice import PRACTICES
 from phalanx.plan.asked import better_batch, both, read_limits, sequences_per_step
 from phalanx.plan.candidates import Limits
+from phalanx.plan.finals import Ranked
 from phalanx.plan.goodput import Campaign, Conditions, campaign
 from phalanx.plan.procedure import procedure
 from phalanx.plan.search import Found, search
@@ -41,6 +42,8 @@ def run(args: Namespace) -> int:
     found = search(request)
     if not found.ranked:
         raise RefusedError(nothing_fits(request, binary=binary))
+    if args.trainable:
+        found = _only_trainable(args, found)
     best = found.ranked[0].estimate
     plan = Plan(
         found=found,
@@ -75,7 +78,7 @@ def _request(args: Namespace) -> tuple[Request, tuple[str, ...]]:
     shape, cluster = load.model(args.model), _cluster(args)
     limits = read_limits(args.fixed)
     if args.max_tp is not None:
-        limits = both(limits, {"tp": frozenset(range(1, args.max_tp + 1))})
+        limits = both(limits, {"tp": frozenset(range(1, min(args.max_tp, cluster.count) + 1))})
     precisions = [str(name) for name in limits.get("precision", ("bf16",))]
     if len(precisions) != 1:
         raise UsageError(f"one plan has one precision, not {' and '.join(sorted(precisions))}")
@@ -168,26 +171,47 @@ def _run_file(args: Namespace, found: Found) -> Run:
 
 
 def _trainable(request: Request) -> Limits:
-    """What the trainer runs; see `phalanx/train/limits.py`."""
-    heads = gcd(request.shape.heads, request.shape.kv_heads)
-    one = frozenset({1})
-    return {
-        "cp": one,
-        "ep": one,
-        "tp": frozenset(divisors(heads)),
-        "schedule": frozenset(SCHEDULES),
-    }
+    """What the trainer runs: what `phalanx/train/limits.py` does not refuse, key by key."""
+    simple = Layout(precision=request.precision)
+    recipe = Recipe(seq=request.seq, batch=1)
+
+    def runs(tp: int) -> bool:
+        layout = replace(simple, tp=tp)
+        try:
+            refuse_untrainable(Run(model=request.shape, layout=layout, recipe=recipe))
+        except RefusedError:
+            return False
+        return True
+
+    tps = frozenset(tp for tp in divisors(request.shape.heads) if runs(tp))
+    return {"tp": tps, "schedule": frozenset(SCHEDULES)} if tps else {}
+
+
+def _only_trainable(args: Namespace, found: Found) -> Found:
+    """Without the layouts that only together with the model are more than the trainer does.
+
+    Raises:
+        RefusedError: none is left; with the reason that refuses the fastest.
+    """
+    ranked = tuple(r for r in found.ranked if _trained(args, found, r) is not None)
+    if not ranked:
+        raise RefusedError(f"{_reason(args, found)}; leave out --trainable to plan only")
+    return replace(found, ranked=ranked)
 
 
 def _first_trainable(args: Namespace, found: Found) -> Run | None:
-    for ranked in found.ranked:
-        candidate = _run_of(args, found.request, ranked.estimate.layout)
-        try:
-            refuse_untrainable(candidate)
-        except RefusedError:
-            continue
-        return candidate
-    return None
+    runs = (_trained(args, found, ranked) for ranked in found.ranked)
+    return next((run for run in runs if run is not None), None)
+
+
+def _trained(args: Namespace, found: Found, ranked: Ranked) -> Run | None:
+    """The layout as a run, if `phalanx train` runs it."""
+    candidate = _run_of(args, found.request, ranked.estimate.layout)
+    try:
+        refuse_untrainable(candidate)
+    except RefusedError:
+        return None
+    return candidate
 
 
 def _reason(args: Namespace, found: Found) -> str:

@@ -52,8 +52,9 @@ def why(found: Found, words: str, *, binary: bool = False) -> Why:
     keys = {word.partition("=")[0] for word in words.replace(",", " ").split()}
     if keys >= MESH and "|" not in words:
         return _one(found, words, binary=binary)
-    request = replace(found.request, limits=both(found.request.limits, read_limits(words)), top=1)
+    asked = read_limits(words)
     try:
+        request = replace(found.request, limits=both(asked, found.request.limits), top=1)
         best = search(request)
         if best.ranked:
             price = best.ranked[0].estimate

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.catalog import load
 from phalanx.cli.main import main
 from phalanx.cli.runfile import load_run
 from phalanx.core.layout import Layout
+from phalanx.core.run import Recipe, Run
 from phalanx.plan.estimate import estimate
 from phalanx.train.limits import refuse_untrainable
 
@@ -120,11 +122,33 @@ def test_the_run_file_has_the_fastest_layout_that_the_trainer_runs(phalanx, tmp_
     assert Layout.parse(json.loads(out)["layouts"][0]["layout"]) == load_run(path).layout
 
 
-def test_a_model_that_train_cannot_run_is_said_to_be_planned_only(phalanx, tmp_path: Path):
-    path = tmp_path / "run.toml"
-    code, _, err = phalanx("mixtral-8x7b", "h100x16", "--tokens", "512Ki", "--out", path)
+def test_all_that_is_shown_as_trainable_is(phalanx):
+    asked = ("mixtral-8x7b", "h100x64", "--tokens", "512Ki", "--seq", "4096", "--trainable")
+    code, out, _ = phalanx(*asked, "--json")
+    assert code == 0
+    recipe = Recipe(seq=4096, batch=128)
+    layouts = [Layout.parse(found["layout"]) for found in json.loads(out)["layouts"]]
+    assert any(layout.ep > 1 for layout in layouts)
+    assert any(layout.cp > 1 for layout in layouts)
+    for layout in layouts:
+        refuse_untrainable(Run(model=load.model("mixtral-8x7b"), layout=layout, recipe=recipe))
+
+
+LONGER = ("gpt2", "a100x8", "--tokens", "64Ki", "--seq", "2048")  # than its learned positions
+
+
+def test_a_model_that_train_cannot_run_has_nothing_trainable(phalanx):
+    code, _, err = phalanx(*LONGER, "--trainable")
     assert code == 3
-    assert "the trainer has no mixtures of experts" in err
+    assert "longer than the 1024 learned positions" in err
+    assert err.endswith("leave out --trainable to plan only\n")
+
+
+def test_no_run_file_is_written_of_what_train_cannot_run(phalanx, tmp_path: Path):
+    path = tmp_path / "run.toml"
+    code, _, err = phalanx(*LONGER, "--out", path)
+    assert code == 3
+    assert "longer than the 1024 learned positions" in err
     assert not path.exists()
 
 
@@ -228,6 +252,7 @@ def test_every_price_is_what_estimate_says(phalanx):
         (2, (*EIGHT, "--why", "dp=two pp=1 tp=1"), "dp is a whole number"),
         (2, (*EIGHT, "--program", "megatron-2021"), "phalanx estimate prices one layout"),
         (3, (*EIGHT, "--fixed", "pp=3"), "pp=3 does not divide 8 devices"),
+        (3, (*EIGHT, "--fixed", "tp=8", "--max-tp", "2"), "tp is to be 8, and can only be 1, 2"),
         (3, (*EIGHT, "--fixed", "tp=8 pp=8"), "no layout of 8 devices has tp=8 pp=8"),
         (3, ("llama-3.1-8b", "a100x8", "--tokens", "1M", "--fixed", "precision=fp8"), "no fp8"),
         (3, ("llama-3.1-405b", "h100x8", "--tokens", "16M"), "it would fit on 128 devices"),
