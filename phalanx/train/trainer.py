@@ -348,13 +348,14 @@ def _sample(session: Session) -> str:
 
 def _next_steps(session: Session, *, interrupted: bool) -> tuple[tuple[str, str], ...]:
     name = session.directory.name if session.directory else ""
-    precision = session.run.layout.precision
-    sharp = sharpened(precision) if formats(precision).recipe else "auto"
-    layout = f'"{replace(session.run.layout, precision=sharp)}"'
-    steps = [(f"phalanx verify --layout {layout}", "prove this layout equal to one device")]
+    layout = session.run.layout
+    rounds = formats(layout.precision).recipe
+    proven = replace(layout, precision=sharpened(layout.precision) if rounds else "auto")
+    steps = [(f'phalanx verify --layout "{proven}"', "prove this layout equal to one device")]
     if interrupted and session.directory:
         resume = f"phalanx train --resume {session.directory.path}"
         steps.insert(0, (resume, "go on where this stopped"))
     elif name:
-        steps.append((f"phalanx train --data FOLDER --layout {layout}", "learn your own text"))
+        trained = layout if rounds else proven
+        steps.append((f'phalanx train --data FOLDER --layout "{trained}"', "learn your own text"))
     return tuple(steps)
