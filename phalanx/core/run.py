@@ -15,6 +15,8 @@ T = TypeVar("T")
 
 Decay = Literal["cosine", "linear", "constant"]
 OptimizerName = Literal["adamw", "sgd"]
+MasterWeights = Literal["fp32", "none", "stochastic"]
+Moments = Literal["fp32", "bf16"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,10 @@ class Recipe:
         clip_norm: which norm: 2, or inf for the largest element.
         optimizer: adamw or sgd.
         beta1, beta2, eps: of AdamW (arXiv:1711.05101).
+        master_weights: fp32 copies of 16-bit weights, which the optimizer moves; or none, so that
+            updates are rounded to the weights' own bf16, to the nearest (none) or by chance
+            (stochastic).
+        moments: of AdamW, kept in the format of master weights (fp32) or in bf16.
         label_smoothing: share of the target spread over the vocabulary.
         dropout: on embeddings and both residual branches.
         balance_loss: weight of the loss that keeps experts evenly loaded within each sequence.
@@ -65,6 +71,8 @@ class Recipe:
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
+    master_weights: MasterWeights = "fp32"
+    moments: Moments = "fp32"
     label_smoothing: float = 0.0
     dropout: float = 0.0
     balance_loss: float = 0.0
@@ -92,6 +100,11 @@ class Recipe:
         for key in ("beta1", "beta2", "dropout", "label_smoothing"):
             _within(f"recipe.{key}", getattr(self, key), 1.0, closed=False)
         _within("recipe.min_learning_rate", self.min_learning_rate, 1.0, closed=True)
+        if self.optimizer == "sgd" and (self.master_weights, self.moments) != ("fp32", "fp32"):
+            raise UsageError(
+                f"recipe.master_weights={self.master_weights} recipe.moments={self.moments} are "
+                "those of adamw; use recipe.optimizer=adamw, or fp32 for both"
+            )
         if self.clip_norm not in (2.0, math.inf):
             raise UsageError(f"recipe.clip_norm is {self.clip_norm}; it can be 2 or inf")
 

@@ -6,13 +6,14 @@ the first backward of a block, when its recomputed tensors and its gradients are
 Symbols: h hidden, f ffn width, V vocabulary, t tp, p pp.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from phalanx.core.errors import UsageError
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.precision import formats
+from phalanx.core.run import Recipe
 from phalanx.cost.params import (
     Held,
     block_held,
@@ -25,6 +26,7 @@ from phalanx.cost.params import (
 from phalanx.cost.saved import OURS, Saved, Stack, block_saved, bytes_per_token, head_saved, kept
 from phalanx.cost.state import StateBytes
 
+BF16 = 2
 Moment = Literal["loss", "backward"]
 
 # bytes of an element in products, of a master weight, of both moments
@@ -98,11 +100,18 @@ def state_bytes(layout: Layout, stack: Stack) -> StateBytes:
     if rest not in _WIDTHS:
         raise UsageError(f"name the precision to count bytes: {', '.join(sorted(_WIDTHS))}")
     element, master, of_precision = _WIDTHS[rest]
+    master = master if stack.master_weights else 0
     moments = stack.moment_bytes or of_precision
     gradients = max(stack.gradient_bytes, element if master == 0 else 0)
     if layout.zero_stage == 3:
         return StateBytes(0.0, gradients, master or element, moments)
     return StateBytes(element, gradients, master, moments)
+
+
+def ours(recipe: Recipe) -> Stack:
+    """What our trainer keeps under a recipe: its moments and master weights may be narrower."""
+    moments = 2.0 * BF16 if recipe.moments == "bf16" else 0.0
+    return replace(OURS, moment_bytes=moments, master_weights=recipe.master_weights == "fp32")
 
 
 def rank_memory(

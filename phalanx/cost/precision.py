@@ -77,7 +77,12 @@ def calls(shape: ModelShape, layer: int) -> list[Call]:
 def refuse(run: Run) -> None:
     """Raise RefusedError where a scale would belong to parts that a layout cuts otherwise."""
     layout, seq = run.layout, run.recipe.seq
-    recipe = formats(layout.precision).recipe
+    recipe, rest = formats(layout.precision)
+    if run.recipe.master_weights != "fp32" and rest not in ("bf16", "auto"):
+        raise RefusedError(
+            f"recipe.master_weights={run.recipe.master_weights} keeps weights in bf16 alone, and "
+            f"precision={layout.precision} computes with others; use precision=bf16"
+        )
     if not recipe:
         return
     if layout.compile:

@@ -72,6 +72,7 @@ class Stack:
         gathers_experts: experts are cut over tp and see the rows of the whole sequence; else each
             is whole on its rank, and tp ranks send it the rows of their parts of the sequence.
         parts_as_ledger: parts of blocks are recomputed as `kept` says, which is how we do it.
+        master_weights: 16-bit weights have wider copies, which the optimizer moves.
         reduced_apart: under ZeRO-1 a rank's part of the reduced gradient has memory of its own.
         logit_kept: bytes that each logit keeps from forward to backward.
         logit_peak: bytes that each logit holds at the worst moment of the loss, where the
@@ -91,6 +92,7 @@ class Stack:
     moment_bytes: float = 0.0
     gathers_experts: bool = False
     parts_as_ledger: bool = False
+    master_weights: bool = True
     reduced_apart: bool = False
     logit_kept: float = 4.0
     logit_peak: float = 10.0

@@ -9,6 +9,7 @@ from torch import Tensor
 from phalanx.core.run import Recipe
 from phalanx.train.comm import Group
 from phalanx.train.parallel.data import ShardedUnit
+from phalanx.train.precision.narrow import MOMENT_DTYPES, NarrowAdamW, Stretch
 from phalanx.train.unit import Unit
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -29,16 +30,14 @@ class Optimizer:
         self.recipe = recipe
         self.updates = 0
         self.units = list(units)
-        self._parts: list[tuple[Unit, int, int, Tensor]] = []
-        groups: dict[bool, list[Tensor]] = {False: [], True: []}
-        for sharded in self.units:
-            unit = sharded.unit
-            for start, stop, decays in unit.optimizer_runs():
-                part = unit.master[start:stop]
-                part.grad = unit.grad[start:stop]
-                groups[decays].append(part)
-                self._parts.append((unit, start, stop, part))
-        self._torch = _torch_optimizer(recipe, groups)
+        stretches = [
+            Stretch(unit, start, stop, unit.master[start:stop], decays)
+            for unit in (sharded.unit for sharded in self.units)
+            for start, stop, decays in unit.optimizer_runs()
+        ]
+        self._parts = [stretch[:4] for stretch in stretches]
+        wide = (recipe.master_weights, recipe.moments) == ("fp32", "fp32")
+        self._torch = (_torch_optimizer if wide else NarrowAdamW)(recipe, stretches)
 
     @property
     def learning_rate(self) -> float:
@@ -86,15 +85,20 @@ class Optimizer:
         self._torch.step()
 
     def moments(self, unit: Unit) -> dict[str, Tensor]:
-        """The optimizer's state of one unit, each like `unit.master`; empty for SGD."""
+        """The optimizer's state of one unit, each as long as `unit.master`; empty for SGD."""
         if self.recipe.optimizer == "sgd":
             return {}
-        whole = {name: torch.zeros_like(unit.master) for name in MOMENTS}
+        whole = self.no_moments(unit)
         for owner, start, stop, part in self._parts:
             if owner is unit and part in self._torch.state:
                 for name in MOMENTS:
                     whole[name][start:stop] = self._torch.state[part][name]
         return whole
+
+    def no_moments(self, unit: Unit) -> dict[str, Tensor]:
+        """The state of one unit before the first update."""
+        dtype = MOMENT_DTYPES[self.recipe.moments] or unit.grad.dtype
+        return {name: torch.zeros_like(unit.grad, dtype=dtype) for name in MOMENTS}
 
     def restore(self, unit: Unit, moments: dict[str, Tensor]) -> None:
         """Set the state of one unit, as `moments` gave it after `updates` updates."""
@@ -106,7 +110,11 @@ class Optimizer:
                 self._torch.state[part] = state
 
 
-def _torch_optimizer(recipe: Recipe, groups: dict[bool, list[Tensor]]) -> torch.optim.Optimizer:
+def _torch_optimizer(recipe: Recipe, stretches: Sequence[Stretch]) -> torch.optim.Optimizer:
+    groups: dict[bool, list[Tensor]] = {False: [], True: []}
+    for stretch in stretches:
+        stretch.part.grad = stretch.grad
+        groups[stretch.decays].append(stretch.part)
     params = [
         {"params": parts, "weight_decay": recipe.weight_decay if decays else 0.0}
         for decays, parts in groups.items()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from phalanx.core.errors import UsageError
 from phalanx.train.checkpoint import Checkpoint, Piece
-from phalanx.train.optimizer import MOMENTS
+from phalanx.train.optimizer import Optimizer
 from phalanx.train.precision.history import KINDS, LENGTH
 from phalanx.train.step import Engine
 from phalanx.train.unit import Slot, Unit
@@ -103,7 +103,7 @@ def restore(engine: Engine, checkpoint: Checkpoint, corpus: str) -> int:
     _restore_amaxes(engine, checkpoint)
     for sharded in engine.units:
         unit = sharded.unit
-        moments = _saved_moments(checkpoint, unit)
+        moments = _saved_moments(checkpoint, engine.optimizer, unit)
         checkpoint.read(_wanted(unit, {"weight": unit.master, **moments}))
         engine.optimizer.restore(unit, moments)
         sharded.publish()
@@ -123,9 +123,9 @@ def _restore_amaxes(engine: Engine, checkpoint: Checkpoint) -> None:
     history.take_up(int(checkpoint.state.get("amax_steps", 0)))
 
 
-def _saved_moments(checkpoint: Checkpoint, unit: Unit) -> dict[str, Tensor]:
+def _saved_moments(checkpoint: Checkpoint, optimizer: Optimizer, unit: Unit) -> dict[str, Tensor]:
     saved = checkpoint.fields(unit.slots[0].declaration.name)
-    return {name: torch.zeros_like(unit.master) for name in MOMENTS if name in saved}
+    return {name: m for name, m in optimizer.no_moments(unit).items() if name in saved}
 
 
 def _wanted(unit: Unit, fields: dict[str, Tensor]) -> Iterator[Piece]:

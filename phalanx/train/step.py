@@ -110,7 +110,7 @@ class Engine:
 def build_engine(run: Run, mesh: Mesh) -> Engine:
     """Build this rank's part of the model, its optimizer and its executor."""
     layout = run.layout
-    precision = Precision.named(layout.precision, mesh.device)
+    precision = Precision.of(run, mesh.device)
     every = layout.zero_stage >= 2
     schedule = lowered(layout, run.micro_batches, every)
     arithmetic = choose(precision, mesh)

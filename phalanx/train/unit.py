@@ -46,7 +46,7 @@ class Unit:
         weights: compute dtype [padded]; the modules' parameters are views of it.
         low, high: the part whose master weights and optimizer state this rank keeps.
         master: master dtype [high - low].
-        grad: master dtype [high - low]: what the optimizer reads.
+        grad: gradient dtype [high - low]: what the optimizer reads.
         partial_stop: up to here lies what all tensor-parallel ranks add up.
         shared_stop: from there up to here, what those add up that hold the same part.
         counted: whether this rank's copy counts in norms and is saved; false on the second copy
@@ -106,6 +106,7 @@ class Unit:
                 the weights come and go.
         """
         compute, master = self.precision.compute, self.precision.master
+        gradient = self.precision.gradient
         self.weights = torch.zeros(self.padded, dtype=compute, device=device)
         if sharded:
             self.low, self.high = self.my_part
@@ -113,7 +114,7 @@ class Unit:
             self.master = self.weights[self.low : self.high]
         else:
             self.master = torch.zeros(self.high - self.low, dtype=master, device=device)
-        self.grad = torch.zeros(self.high - self.low, dtype=master, device=device)
+        self.grad = torch.zeros(self.high - self.low, dtype=gradient, device=device)
         self._bind()
 
     def _bind(self) -> None:

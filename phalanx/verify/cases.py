@@ -55,8 +55,10 @@ FEATURES: Mapping[str, Tables] = {
         },
         "recipe": {"balance_loss": 0.01, "balance_speed": 0.02},
     },
+    "stochastic": {"recipe": {"master_weights": "stochastic"}},
     "sgd": {"recipe": {"optimizer": "sgd", "learning_rate": 0.1}},
     "max-norm": {"recipe": {"clip_norm": float("inf"), "clip": 0.1}},
+    "bf16-moments": {"recipe": {"moments": "bf16"}},
     "no-clip": {"recipe": {"clip": 0.0}},
 }
 ROUTED = ("experts", "deepseek")
@@ -138,6 +140,9 @@ COVER = tuple(
     for line in """
     dp=1 mb=2 recompute=full logits=24 | tied dropout smoothing
     tp=2 mb=2 precision=fp16 | gpt odd max-norm
+    dp=2 tp=2 zero=1 mb=2 | bf16-moments tied
+    dp=2 pp=2 zero=3 precision=bf16 | stochastic tied bf16-moments
+    tp=2 zero=0 mb=2 precision=bf16 | stochastic gpt
     dp=2 precision=fp8 | mha
     dp=2 zero=3 precision=fp8+fp64 | odd dropout tied
     dp=2 pp=2 tp=2 mb=2 recompute=full precision=fp8+fp64 | gpt documents | holes

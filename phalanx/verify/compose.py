@@ -40,6 +40,10 @@ LAYOUTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "compile": ("compile=on", ()),
     "bf16": ("precision=bf16", ()),
     "fp16": ("precision=fp16", ()),
+    "FP8": ("precision=fp8+fp64", ()),
+    "FP8 current": ("precision=fp8-current+fp64", ()),
+    "FP8 blocks": ("precision=fp8-block+fp64", ("wide",)),
+    "bf16 alone": ("precision=bf16", ("stochastic",)),
 }
 MODELS: Mapping[str, tuple[str, ...]] = {
     "experts": ("experts",),

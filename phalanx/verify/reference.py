@@ -21,6 +21,7 @@ from phalanx.train.model.start import starting_values
 from phalanx.train.parameters import Declaration, key_of, uniform_at
 from phalanx.train.precision.dtypes import Precision
 from phalanx.verify.few_bits import Emulation
+from phalanx.verify.sixteen_bits import as_kept, narrow
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def reference_steps(run: Run, stream: Stream, steps: int) -> list[ReferenceStep]
     values = starting_values(run)
     declared = {d.name: d for d in declarations(run.model)}
     master = {
-        name: values(d, d.box(1, 0)).to(precision.master).requires_grad_()
+        name: as_kept(values(d, d.box(1, 0)), recipe).to(precision.master).requires_grad_()
         for name, d in declared.items()
     }
     optimizer = _optimizer(recipe, declared, master)
@@ -77,6 +78,7 @@ def reference_steps(run: Run, stream: Stream, steps: int) -> list[ReferenceStep]
             group["lr"] = recipe.learning_rate_at(factor.updates)
         if factor.accepts(loss, norm):
             optimizer.step()
+            narrow(recipe, optimizer, master, factor.updates)
             for name, load in model.loads.items():
                 biases[name] = biases[name] + recipe.balance_speed * (load.mean() - load).sign()
         weights = {name: w.detach().clone() for name, w in master.items()} | biases

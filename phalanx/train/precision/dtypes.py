@@ -1,10 +1,11 @@
 """Which number formats a run keeps its weights, activations and gradients in."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from phalanx.core.precision import formats
+from phalanx.core.run import Run
 from phalanx.train.precision.loss_scale import INITIAL, LossScale
 
 _COMPUTE = {
@@ -22,8 +23,8 @@ class Precision:
     Attributes:
         name: as layouts write it, resolved.
         compute: of weights and activations, and of products that no recipe rounds further.
-        master: of the weights that the optimizer moves, of its moments, and of gradients where
-            they are accumulated and reduced.
+        master: of the weights that the optimizer moves.
+        gradient: where gradients are accumulated and reduced, and of the optimizer's moments.
         recipe: how the products of projections round their operands; empty if they do not.
         rest: the name of `compute`.
     """
@@ -33,6 +34,7 @@ class Precision:
     master: torch.dtype
     recipe: str = ""
     rest: str = ""
+    gradient: torch.dtype = torch.float32
 
     @classmethod
     def named(cls, name: str, device: torch.device) -> "Precision":
@@ -44,7 +46,15 @@ class Precision:
             name = "bf16" if device.type == "cuda" else "fp32"
         recipe, rest = formats(name)
         master = torch.float64 if rest == "fp64" else torch.float32
-        return cls(name, _COMPUTE[rest], master, recipe, rest)
+        return cls(name, _COMPUTE[rest], master, recipe, rest, master)
+
+    @classmethod
+    def of(cls, run: Run, device: torch.device) -> "Precision":
+        """That of a run: its layout's, with the master weights that its recipe wants."""
+        named = cls.named(run.layout.precision, device)
+        if run.recipe.master_weights == "fp32":
+            return named
+        return replace(named, master=named.compute)
 
     def loss_scale(self) -> LossScale:
         """What the loss of the first step is multiplied with."""
