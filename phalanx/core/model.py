@@ -193,6 +193,11 @@ class ModelShape:
         return self.qk_nope + self.qk_rope if self.is_mla else self.head_dim
 
     @property
+    def kv_width(self) -> int:
+        """Channels of one key and its value."""
+        return self.qk_width + (self.v_head if self.is_mla else self.head_dim)
+
+    @property
     def rotary_dim(self) -> int:
         """Channels of a query or key that rotary positions turn."""
         return self.qk_rope if self.is_mla else self.head_dim

@@ -45,7 +45,7 @@ def context_layer_bytes(shape: ModelShape, layout: Layout, seq: int) -> float:
 
     Source: Liu et al. 2023 (arXiv:2310.01889), section 3.
     """
-    kv = 2 * shape.kv_heads_of_rank(layout.tp) * shape.head_dim
+    kv = shape.kv_heads_of_rank(layout.tp) * shape.kv_width
     forward = HALF * kv * layout.mb * seq / layout.cp * (layout.cp - 1)
     return 3 * forward
 

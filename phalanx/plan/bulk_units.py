@@ -6,6 +6,7 @@ cut the model, and priced for all numbers of tokens at once.
 Symbols: e ep, r ranks of an expert group that share a domain.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -23,7 +24,7 @@ from phalanx.plan.bulk_wires import Collectives, Fabric, Groups, fabric_of, grou
 from phalanx.plan.candidates import Space
 from phalanx.plan.columns import Booleans, Floats, Integers, Rows
 from phalanx.plan.question import Question
-from phalanx.plan.stages import Around
+from phalanx.plan.stages import Around, around_block
 
 
 @dataclass(frozen=True)
@@ -103,16 +104,16 @@ class UnitTables:
         shape = self._where.shape
         works = block_work(self._slice(layout), routed=routed)
         held = block_held(shape, layout, shape.layers - 1 if routed else 0)
-        return self._loads(layout, works, held.total, Around(columns=2, rows=2))
+        return self._loads(layout, works, held.total, around_block(shape))
 
     def _end(self, layout: Layout, *, first: bool) -> list[Load]:
         """The embedding or the head, which are never recomputed."""
         if first:
             works, held = embedding_work(self._slice(layout)), embedding_held
-            around = Around(columns=0, rows=1)
+            around = Around((), rows=1)
         else:
             works, held = head_work(self._slice(layout)), head_held
-            around = Around(columns=1, rows=0)
+            around = Around((self._where.shape.hidden,), rows=0)
         params = held(self._where.shape, layout).total
         return self._loads(layout, works, params, around)[:1]
 
@@ -141,19 +142,29 @@ class UnitTables:
         """Messages around products; see `stages`."""
         if layout.tp == 1:
             return
-        columns, rows = around
-        size = HALF * self._tokens * self._where.shape.hidden * np.ones(1)
+        h, rows, gathered = self._where.shape.hidden, around.rows, around.gathered
         groups = Groups(np.array([float(layout.tp)]), np.ones(1))
-        repeats = mode == "full" and rows > 0 and columns > 0
-        again_rows, again_columns = (rows - 1, columns) if repeats else (0, 0)
-        share = 1 / (2 * (columns + rows))
-        name = "reduce_scatter" if layout.sp else "all_reduce"
-        each = Collectives(name, groups, self._fabric).seconds(size)
-        yield Messages((rows, again_rows), (each, each))
-        yield Messages((0, columns), (each, self._beside(each, share * products.W)))
-        if layout.sp:
-            yield Messages((columns, again_columns + rows), (each, each))
-            yield Messages((0, columns), (each, self._beside(each, share * products.I)))
+        repeats = int(mode == "full" and rows > 0 and len(gathered) > 0)
+        share = 1 / (2 * (len(around.columns) + rows))
+        add_up = "reduce_scatter" if layout.sp else "all_reduce"
+
+        def each(collective: str, width: int) -> Floats:
+            size = HALF * self._tokens * width * np.ones(1)
+            return Collectives(collective, groups, self._fabric).seconds(size)
+
+        yield Messages((rows, repeats * (rows - 1)), (each(add_up, h), each(add_up, h)))
+        for width, count in gathered.items():
+            one = each(add_up, width)
+            yield Messages((0, count), (one, self._beside(one, share * products.W)))
+        if not layout.sp:
+            return
+        for width in dict.fromkeys((h, *gathered)):
+            one = each("all_gather", width)
+            times = (gathered[width], repeats * gathered[width] + rows * (width == h))
+            yield Messages(times, (one, one))
+        for width, count in Counter(around.columns).items():
+            one = each("all_gather", width)
+            yield Messages((0, count), (one, self._beside(one, share * products.I)))
 
     def _beside(self, message: Floats, product: Floats) -> Floats:
         """What a product does not hide of a message in backward."""
@@ -206,7 +217,7 @@ def ring_messages(where: Space, fabric: Fabric, rows: Rows, block: Load) -> Mess
     """Keys and values around the ring of cp ranks, behind attention; see `stages`."""
     shape, rows = where.shape, rows.tall
     heads = np.maximum(shape.kv_heads / rows.tp, 1)
-    size = HALF * 2 * heads * shape.head_dim * rows.mb * where.seq / rows.cp
+    size = HALF * heads * shape.kv_width * rows.mb * where.seq / rows.cp
     each = send(size, groups_of(rows.cp, rows.tp), fabric)
     forward = np.maximum(each - block.attention_forward / rows.cp, 0.0)
     backward = np.maximum(each - block.attention_backward / rows.cp / 2, 0.0)

@@ -4,11 +4,15 @@ Symbols: T tokens of a micro-batch on one rank, h hidden, g kv heads, d head siz
 token, t tp, c cp.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from phalanx.core.model import ModelShape
+from phalanx.core.traffic import Collective
+from phalanx.cost.axes.tensor import attention_inputs
 from phalanx.cost.blocks import HALF, Slice, block_work, embedding_work, head_work
 from phalanx.cost.compute import Cost, Passes, Product, Work, again, total
 from phalanx.cost.params import block_held, copies, embedding_held, head_held, stage_layers
@@ -109,7 +113,7 @@ def block_cost(question: Question, *, routed: bool) -> UnitCost:
     cost = total(works, question.machine)
     layer = question.shape.layers - 1 if routed else 0
     params = block_held(question.shape, layout, layer).total
-    sent = [*_tensor_messages(question, Around(columns=2, rows=2), cost)]
+    sent = [*_tensor_messages(question, around_block(question.shape), cost)]
     if layout.cp > 1:
         sent.append(_context_message(question))
     if routed and layout.ep > 1:
@@ -123,7 +127,7 @@ def head_cost(question: Question) -> UnitCost:
     params = head_held(question.shape, question.layout).total
     works = head_work(_slice(question))
     cost = total(works, question.machine)
-    sent = [*_tensor_messages(question, Around(columns=1, rows=0), cost)]
+    sent = [*_tensor_messages(question, Around((question.shape.hidden,), rows=0), cost)]
     return _unit(question, works, sent, params, repeats=False)
 
 
@@ -132,7 +136,7 @@ def embedding_cost(question: Question) -> UnitCost:
     """One micro-batch through the embedding."""
     params = embedding_held(question.shape, question.layout).total
     works = embedding_work(_slice(question))
-    sent = [*_tensor_messages(question, Around(columns=0, rows=1), Cost())]
+    sent = [*_tensor_messages(question, Around((), rows=1), Cost())]
     return _unit(question, works, sent, params, repeats=False)
 
 
@@ -191,43 +195,67 @@ def group_links(question: Question, group: Group) -> Links:
 
 
 class Around(NamedTuple):
-    """How many products of a unit are cut by columns and by rows."""
+    """What tensor-parallel ranks send around the products of a unit.
 
-    columns: int
+    Attributes:
+        columns: width of the input of each product by columns, or of several that share one.
+        rows: how many products are cut by rows.
+        once: widths of what is gathered beside, and not again in backward.
+    """
+
+    columns: tuple[int, ...]
     rows: int
+    once: tuple[int, ...] = ()
+
+    @property
+    def gathered(self) -> Counter[int]:
+        """How many inputs of each width are gathered in forward."""
+        return Counter(self.columns + self.once)
+
+
+def around_block(shape: ModelShape) -> Around:
+    """Attention and an MLP; latent attention sends what it has compressed."""
+    rotary_key = (shape.qk_rope,) if shape.is_mla else ()
+    return Around((*attention_inputs(shape), shape.hidden), 2, rotary_key)
 
 
 def _tensor_messages(question: Question, around: Around, cost: Cost) -> Iterable[Sent]:
-    """Messages of b s h around products, as in `cost/axes/tensor.py`.
+    """Messages around products, as in `cost/axes/tensor.py`.
 
     In backward, Megatron-LM sums the gradient of a product by columns beside its weight gradient,
     and gathers its input again beside its input gradient. Sources: Shoeybi et al. 2019
     (arXiv:1909.08053), section 3; Korthikanti et al. 2022 (arXiv:2205.05198), section 4.2.2.
     """
-    layout, shape = question.layout, question.shape
+    layout, h = question.layout, question.shape.hidden
     if layout.tp == 1:
         return
-    t, size = layout.tp, HALF * layout.mb * question.seq / layout.cp * shape.hidden
+    t, tokens = layout.tp, HALF * layout.mb * question.seq / layout.cp
     on = group_links(question, Group(t, question.stride["tp"]))
-    columns, rows = around
-    repeats = layout.segment > 0 and rows > 0 and columns > 0
-    again_rows, again_columns = (rows - 1, columns) if repeats else (0, 0)
-    products = cost.products.times(1 / (2 * max(columns + rows, 1)))
+    rows, gathered = around.rows, around.gathered
+    repeats = int(layout.segment > 0 and rows > 0 and len(gathered) > 0)
+    products = cost.products.times(1 / (2 * max(len(around.columns) + rows, 1)))
+    add_up: Collective = "reduce_scatter" if layout.sp else "all_reduce"
+    each = seconds(add_up, tokens * h, on)
+    times = (rows, repeats * (rows - 1))
+    yield Sent("tensor", add_up, "sums", tokens * h, times, each, (each, each), t)
+    for width, count in gathered.items():
+        each = seconds(add_up, tokens * width, on)
+        shown = (0, _beside(question, each, products.W))
+        yield Sent("tensor", add_up, "gradients", tokens * width, (0, count), each, shown, t)
     if not layout.sp:
-        each = seconds("all_reduce", size, on)
-        hidden = _beside(question, each, products.W)
-        yield Sent("tensor", "all_reduce", "sums", size, (rows, again_rows), each, (each, each), t)
-        yield Sent("tensor", "all_reduce", "gradients", size, (0, columns), each, (0, hidden), t)
         return
-    each = seconds("reduce_scatter", size, on)
-    hidden = _beside(question, each, products.W)
-    yield Sent("tensor", "reduce_scatter", "sums", size, (rows, again_rows), each, (each, each), t)
-    yield Sent("tensor", "reduce_scatter", "gradients", size, (0, columns), each, (0, hidden), t)
-    each = seconds("all_gather", size, on)
-    hidden = _beside(question, each, products.I)
-    gathers = (columns, again_columns + rows)
-    yield Sent("tensor", "all_gather", "sequences", size, gathers, each, (each, each), t)
-    yield Sent("tensor", "all_gather", "inputs again", size, (0, columns), each, (0, hidden), t)
+    for width in dict.fromkeys((h, *gathered)):
+        each = seconds("all_gather", tokens * width, on)
+        times = (gathered[width], repeats * gathered[width] + rows * (width == h))
+        yield Sent(
+            "tensor", "all_gather", "sequences", tokens * width, times, each, (each, each), t
+        )
+    for width, count in Counter(around.columns).items():
+        each = seconds("all_gather", tokens * width, on)
+        shown = (0, _beside(question, each, products.I))
+        yield Sent(
+            "tensor", "all_gather", "inputs again", tokens * width, (0, count), each, shown, t
+        )
 
 
 def _beside(question: Question, message: float, product: float) -> float:
@@ -241,7 +269,7 @@ def _context_message(question: Question) -> Sent:
     """Keys and values around the ring of cp ranks, hidden behind the attention to the last ones."""
     layout, shape = question.layout, question.shape
     heads = max(shape.kv_heads / layout.tp, 1)
-    size = HALF * 2 * heads * shape.head_dim * layout.mb * question.seq / layout.cp
+    size = HALF * heads * shape.kv_width * layout.mb * question.seq / layout.cp
     each = seconds("send", size, group_links(question, Group(layout.cp, question.stride["cp"])))
     cut = _slice(question)
     attention = total(block_work(cut, routed=False), question.machine).attention

@@ -282,7 +282,7 @@ def _layout(random: Random, max_ranks: int) -> str:
     words = {"dp": dp, "pp": pp, "tp": tp, "cp": cp, "zero": random.randrange(4), "v": 1}
     words["mb"] = random.choice((1, 1, 2, 3))
     shards = [n for n in range(1, dp + 1) if dp % n == 0]
-    words["shard"] = random.choice(shards + shards[1:])
+    words["shard"] = random.choice(shards + shards[1:] + shards[1:-1])
     chosen: dict[str, object] = dict(words)
     chosen["recompute"] = random.choice(RECOMPUTES)
     chosen["logits"] = random.choice((0, 7, 32, 1024))

@@ -24,6 +24,9 @@ EXPERTS = ModelShape(
     name="experts", layers=8, hidden=1024, heads=16, vocab=32000, experts=16, top_k=2, moe_ffn=1024
 )
 LATENT = load.model("deepseek-v2-lite")
+SMALL_LATENT = replace(
+    SMALL, kv_heads=16, q_lora_rank=96, kv_lora_rank=64, qk_nope=48, qk_rope=16, v_head=64
+)
 
 LAYOUTS = [
     "dp=8",
@@ -233,6 +236,7 @@ def test_an_estimate_is_quick():
     assert (time.process_time() - begun) / len(layouts) < 0.1
 
 
+@pytest.mark.parametrize("shape", [SMALL, SMALL_LATENT], ids=["grouped", "latent"])
 @pytest.mark.parametrize(
     "line",
     [
@@ -246,14 +250,14 @@ def test_an_estimate_is_quick():
         "dp=2 tp=4 sp=off recompute=full",
     ],
 )
-def test_messages_are_those_that_the_trainer_declares(line):
+def test_messages_are_those_that_the_trainer_declares(line, shape):
     """Byte for byte but for padding, norms that tp leaves whole, and sums of single numbers."""
     layout = Layout.parse(f"{line} precision=bf16")
-    run = Run(model=SMALL, layout=layout, recipe=Recipe(seq=2048, batch=64))
+    run = Run(model=shape, layout=layout, recipe=Recipe(seq=2048, batch=64))
     declared, priced = Counter(), Counter()
     for sent in transfers(run, Coordinates(0, 0, 0, 0)):
         declared[sent.axis, sent.collective] += sent.bytes * sent.times
-    for message in price(line, batch=64).messages:
+    for message in price(line, shape, batch=64).messages:
         priced[message.axis, message.collective] += message.bytes * message.times
     large = {key for key, size in declared.items() if key[0] != "world" and size > 1e7}
     assert set(priced) == large

@@ -96,7 +96,5 @@ def _ulysses(run: Run, passes: int) -> Iterator[Transfer]:
 
 def _key_values(run: Run) -> int:
     """Elements of the keys and values of one rank, all its own heads together."""
-    shape, t = run.model, run.layout.tp
-    if shape.is_mla:
-        return tokens_at(run) * shape.heads // t * (shape.qk_width + shape.v_head)
-    return tokens_at(run) * shape.kv_heads_of_rank(t) * 2 * shape.head_dim
+    shape = run.model
+    return tokens_at(run) * shape.kv_heads_of_rank(run.layout.tp) * shape.kv_width

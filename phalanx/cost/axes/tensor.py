@@ -87,7 +87,7 @@ def _block(run: Run, *, routed: bool) -> Messages:
     """Messages of one block and micro-batch, recompute left out."""
     shape = run.model
     sent = _rows(run, 2)
-    for width in _attention_inputs(shape):
+    for width in attention_inputs(shape):
         sent.update(_columns(run, width, operand_bytes(run.layout, width)))
     of_mlp = operand_bytes(run.layout, shape.hidden)
     sent.update(_gather(run, shape.hidden) if routed else _columns(run, shape.hidden, of_mlp))
@@ -96,7 +96,7 @@ def _block(run: Run, *, routed: bool) -> Messages:
     return sent
 
 
-def _attention_inputs(shape: ModelShape) -> tuple[int, ...]:
+def attention_inputs(shape: ModelShape) -> tuple[int, ...]:
     """Widths of what enters the products by columns of attention."""
     if shape.is_mla:
         return shape.q_lora_rank or shape.hidden, shape.kv_lora_rank
@@ -181,7 +181,7 @@ def _again(run: Run, layers: range, layer: int) -> Messages:
         stops = not whole and layer in segment_ends(layout, layers)
         collective: Collective = "reduce_scatter" if layout.sp else "all_reduce"
         again[collective, "tp output", h * element] = 1 if stops else 2
-        operands = [*_attention_inputs(shape)]
+        operands = [*attention_inputs(shape)]
         (plain if shape.routes(layer) else operands).append(h)
         plain += [shape.qk_rope] * shape.is_mla
     else:
