@@ -29,7 +29,7 @@ from phalanx.plan.procedure import procedure
 from phalanx.plan.search import Found, search
 from phalanx.plan.sweep import Request
 from phalanx.plan.why import nothing_fits, why
-from phalanx.train.limits import SCHEDULES, refuse_untrainable
+from phalanx.train.limits import refuse_untrainable
 
 LARGEST = {"--memory": 1e15, "--train-tokens": 1e20, "--price": 1e6, "--seq": 1e9, "--top": 1000}
 
@@ -184,7 +184,7 @@ def _trainable(request: Request) -> Limits:
         return True
 
     tps = frozenset(tp for tp in divisors(request.shape.heads) if runs(tp))
-    return {"tp": tps, "schedule": frozenset(SCHEDULES)} if tps else {}
+    return {"tp": tps} if tps else {}
 
 
 def _only_trainable(args: Namespace, found: Found) -> Found:

@@ -152,7 +152,7 @@ def _changes(sets: Sequence[str]) -> "Table":
 
 def _refuse(args: Namespace, asked: "Sequence[tuple[Question, Case]]") -> None:
     """Raise for the first layout that cannot be run, before any is."""
-    from phalanx.train.limits import refuse_untrainable
+    from phalanx.verify.oracle import refuse_unprovable
 
     for question, case in asked:
         layout = case.run.layout
@@ -162,7 +162,7 @@ def _refuse(args: Namespace, asked: "Sequence[tuple[Question, Case]]") -> None:
                 f"{args.max_ranks}; if this machine bears so many, raise it"
             )
         try:
-            refuse_untrainable(case.run)
+            refuse_unprovable(case.run)
         except RefusedError as refusal:
             raise RefusedError(f"{question.layout!r}: {refusal}") from None
 

@@ -161,6 +161,16 @@ class Layout:
         parts = self.recompute.replace("selective", "core").split("+")
         return frozenset(parts) & frozenset(RECOMPUTE_PARTS)
 
+    @property
+    def asynchronous(self) -> bool:
+        """Whether every micro-batch moves the weights, rather than all of a step together."""
+        return self.schedule == "pipedream"
+
+    @property
+    def reduces_every(self) -> bool:
+        """Whether the gradients of every micro-batch are reduced by themselves."""
+        return self.zero_stage >= 2 or self.asynchronous
+
     def coordinates(self, rank: int) -> Coordinates:
         """Where `rank` stands; the inverse of `rank_at`."""
         rest, tp = divmod(rank, self.tp)

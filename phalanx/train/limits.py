@@ -5,7 +5,6 @@ from phalanx.core.precision import formats
 from phalanx.core.run import Run
 from phalanx.cost.traffic import refuse_impossible
 
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipev")
 PARTS = ("core", "norms", "mlp", "activation", "operators")
 
 
@@ -16,13 +15,6 @@ def refuse_untrainable(run: Run) -> None:
         RefusedError: naming what to change.
     """
     layout, shape = run.layout, run.model
-    limits = (("schedule", SCHEDULES),)
-    for key, runs in limits:
-        asked = getattr(layout, key)
-        if asked not in runs and not asked.endswith(".csv"):
-            raise RefusedError(
-                f"{key}={asked}: the trainer runs {', '.join(runs)}; the planner can price the rest"
-            )
     if not layout.recomputed_parts <= set(PARTS):
         raise RefusedError(
             f"recompute={layout.recompute}: the trainer recomputes whole blocks, or of their parts "

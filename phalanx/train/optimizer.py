@@ -24,11 +24,13 @@ class Optimizer:
     Attributes:
         updates: how often the weights have moved; the learning rate follows it, so that a
             skipped step does not advance the schedule.
+        updates_per_step: how many of them have the learning rate of one step.
     """
 
     def __init__(self, recipe: Recipe, units: Sequence[ShardedUnit]) -> None:
         self.recipe = recipe
         self.updates = 0
+        self.updates_per_step = 1
         self.units = list(units)
         stretches = [
             Stretch(unit, start, stop, unit.master[start:stop], decays)
@@ -42,7 +44,7 @@ class Optimizer:
     @property
     def learning_rate(self) -> float:
         """What the next update will use."""
-        return self.recipe.learning_rate_at(self.updates)
+        return self.recipe.learning_rate_at(self.updates // self.updates_per_step)
 
     def step(self) -> None:
         """Move the master weights, and let every rank know the new ones."""

@@ -111,8 +111,7 @@ def build_engine(run: Run, mesh: Mesh) -> Engine:
     """Build this rank's part of the model, its optimizer and its executor."""
     layout = run.layout
     precision = Precision.of(run, mesh.device)
-    every = layout.zero_stage >= 2
-    schedule = lowered(layout, run.micro_batches, every)
+    schedule = lowered(layout, run.micro_batches, layout.reduces_every)
     arithmetic = choose(precision, mesh)
     source = starting_values(run)
     stages = build_stages(run, mesh, precision, arithmetic.products, source)
@@ -259,6 +258,14 @@ def count_valid(engine: Engine, batches: Sequence[MicroBatch]) -> Tensor:
     total = valid.to(engine.mesh.device)
     engine.mesh.data.all_reduce(total, "valid tokens").wait()
     return total.clamp(min=1).to(wide)
+
+
+def valid_tokens(engine: Engine, batches: Sequence[MicroBatch]) -> Tensor:
+    """As `count_valid`, but of each micro-batch: [m]."""
+    wide = torch.float64 if engine.executor.wire.form.dtype == torch.float64 else torch.float32
+    valid = torch.stack([(b.targets != IGNORED).sum() for b in batches])
+    engine.mesh.data.all_reduce(valid, "valid tokens").wait()
+    return valid.clamp(min=1).to(wide)
 
 
 def late_loss(engine: Engine, loss: Tensor, valid: Tensor) -> Late:

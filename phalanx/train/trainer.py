@@ -21,6 +21,7 @@ from phalanx.train.generate import generate
 from phalanx.train.limits import refuse_untrainable
 from phalanx.train.mesh import Mesh, build_mesh
 from phalanx.train.meter import Meter, agree, find_peak, from_rank_0, time_split
+from phalanx.train.pipedream import asynchronous, pipedream_step
 from phalanx.train.precision.dtypes import Precision
 from phalanx.train.report import Reporter, RunInfo, Silent, Summary
 from phalanx.train.rundir import RunDirectory
@@ -113,6 +114,8 @@ def _open(worker: Worker, run: Run, directory: RunDirectory | None, reporter: Re
     corpus = open_corpus(run.data, run.model.vocab)
     training, held_out = corpus.split(run.data.validation, run.recipe.seq)
     engine = build_engine(run, mesh)
+    if run.layout.asynchronous:
+        engine = asynchronous(engine)
     main = worker.rank == 0
     return Session(
         run=run,
@@ -204,12 +207,13 @@ def _steps(session: Session, first: int, last: int) -> tuple[int, bool]:
     engine, recorder = session.engine, session.engine.recorder
     engine.mesh.ledger.clear()
     skipped_in_a_row = 0
+    take_step = pipedream_step if session.run.layout.asynchronous else train_step
     with Prefetcher(session.training, engine.positions(), first, last) as batches:
         start = time.perf_counter()
         for step, batch in batches:
             recorder.keeps_spans = step - first in _TRACED
             rate = engine.optimizer.learning_rate
-            result = train_step(engine, step, batch)
+            result = take_step(engine, step, batch)
             waited = batches.seconds_waited
             agreed = agree(
                 engine.mesh, result.load, stop=session.worker.stop.requested, data_wait=waited
@@ -352,6 +356,8 @@ def _next_steps(session: Session, *, interrupted: bool) -> tuple[tuple[str, str]
     rounds = formats(layout.precision).recipe
     proven = replace(layout, precision=sharpened(layout.precision) if rounds else "auto")
     steps = [(f'phalanx verify --layout "{proven}"', "prove this layout equal to one device")]
+    if layout.asynchronous:  # which differs from one device by design
+        steps.clear()
     if interrupted and session.directory:
         resume = f"phalanx train --resume {session.directory.path}"
         steps.insert(0, (resume, "go on where this stopped"))

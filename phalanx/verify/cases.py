@@ -6,12 +6,11 @@ from random import Random
 from typing import Any
 
 from phalanx.core.errors import PhalanxError, RefusedError
-from phalanx.core.layout import CONTEXTS, Layout
+from phalanx.core.layout import CONTEXTS, SCHEDULES, Layout
 from phalanx.core.precision import SCALED
 from phalanx.cost.axes.pipeline import enough
 from phalanx.data.synthetic import Masked
-from phalanx.train.limits import SCHEDULES, refuse_untrainable
-from phalanx.verify.oracle import Case, Tables, default_case
+from phalanx.verify.oracle import Case, Tables, default_case, refuse_unprovable
 
 Table = dict[str, dict[str, Any]]
 
@@ -255,7 +254,7 @@ def sample(count: int, max_ranks: int, seed: int, changes: Tables | None = None)
         question = _draw(random, max_ranks)
         question = replace(question, tables=merged([question.tables, changes or {}]))
         try:
-            refuse_untrainable(question.case().run)
+            refuse_unprovable(question.case().run)
             drawn.append(question)
         except PhalanxError as refusal:
             refused += 1

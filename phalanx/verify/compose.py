@@ -10,8 +10,8 @@ from itertools import combinations
 
 from phalanx.core.errors import PhalanxError
 from phalanx.core.layout import Layout
-from phalanx.train.limits import refuse_untrainable
 from phalanx.verify.cases import Question
+from phalanx.verify.oracle import refuse_unprovable
 
 DEGREES = ("dp", "pp", "tp", "cp", "ep")
 
@@ -94,7 +94,7 @@ def _pair(first: str, second: str) -> Pair:
         return Pair((first, second), question, same=True)
     try:
         run = question.case().run
-        refuse_untrainable(run)
+        refuse_unprovable(run)
         return Pair((first, second), question)
     except PhalanxError as refusal:
         return Pair((first, second), question, refusal=str(refusal))

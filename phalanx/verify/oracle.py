@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from phalanx.core.errors import RefusedError
 from phalanx.core.layout import Layout
 from phalanx.core.run import Run
 from phalanx.core.traffic import Transfer
@@ -136,6 +137,20 @@ def _batch(layout: Layout) -> int:
     return layout.dp * layout.mb * enough(layout, wanted)
 
 
+def refuse_unprovable(run: Run) -> None:
+    """Raise where the run cannot be trained, or does not claim the update of one device.
+
+    Raises:
+        RefusedError: with what works.
+    """
+    refuse_untrainable(run)
+    if run.layout.asynchronous:
+        raise RefusedError(
+            "schedule=pipedream does not claim the update of one device: its gradients are stale "
+            "by design; train with it, or verify schedule=1f1b, whose rows it has"
+        )
+
+
 def verify(pool: RankPool, case: Case) -> Outcome:
     """Ask the oracle.
 
@@ -146,7 +161,7 @@ def verify(pool: RankPool, case: Case) -> Outcome:
     Raises:
         RefusedError: the layout cannot run this model; the message says what can.
     """
-    refuse_untrainable(case.run)
+    refuse_unprovable(case.run)
     began = time.perf_counter()
     (references,) = pool.run(1, reference_job, case)
     outcome = compare(pool, case, references)

@@ -9,6 +9,7 @@ Sends, for a unit of n elements, m micro-batches, c bytes in products and w byte
     2      reduce-scatter n w, m times      all-gather n c, once
     3      reduce-scatter n w, m times      all-gather n c, m times in forward and in backward
 
+PipeDream does each of these m times, since every micro-batch is an update of its own.
 Under HSDP each rank's part is all-reduced once more, over the copies. Ranks along cp hold the same
 weights and see other tokens: they belong to this axis too. Experts are alike only on ranks with the
 same place along ep, and so n is shared by 1/e of the ranks.
@@ -33,7 +34,8 @@ def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
     layout = run.layout
     if layout.dp * layout.cp == 1:
         return
-    yield Transfer("data", "all_reduce", "valid tokens", 8)
+    counts = passes(run) if layout.asynchronous else 1
+    yield Transfer("data", "all_reduce", "valid tokens", 8 * counts)
     for unit in units_at(run, at):
         yield from _of_unit(run, unit)
 
@@ -42,17 +44,19 @@ def _of_unit(run: Run, unit: UnitSize) -> Iterator[Transfer]:
     layout, m = run.layout, passes(run)
     compute, wide = bytes_per_element(layout)
     ep = layout.ep if unit.spread else 1
+    updates = m if layout.asynchronous else 1
     everyone, sharers = layout.dp * layout.cp // ep, layout.sharers // ep
     if layout.zero_stage == 0:
         if everyone > 1:
-            yield Transfer("data", "all_reduce", "gradients", unit.padded(everyone) * wide)
+            size = unit.padded(everyone) * wide
+            yield Transfer("data", "all_reduce", "gradients", size, updates)
         return
     n = unit.padded(sharers)
-    reductions = m if layout.zero_stage >= 2 else 1
-    gathers = m * (unit.uses + unit.backward) if layout.zero_stage == 3 else 1
+    reductions = m if layout.reduces_every else 1
+    gathers = m * (unit.uses + unit.backward) if layout.zero_stage == 3 else updates
     if sharers > 1:
         yield Transfer("data", "reduce_scatter", "gradients", n * wide, reductions)
         yield Transfer("data", "all_gather", "weights", n * compute, gathers)
     if layout.replicas > 1:
         part = n // sharers * wide
-        yield Transfer("data", "all_reduce", "gradients of copies", part)
+        yield Transfer("data", "all_reduce", "gradients of copies", part, updates)

@@ -28,6 +28,8 @@ def refuse(run: Run) -> None:
     layout.layers_of_stages(run.model.layers)
     _refuse_chunks(layout)
     _refuse_compiled(layout)
+    if layout.asynchronous:
+        _refuse_synchrony(run)
     if layout.schedule == "dualpipe" and layout.pp % 2:
         raise RefusedError(
             f"schedule=dualpipe pairs its ranks, but pp={layout.pp} is odd; "
@@ -89,11 +91,33 @@ def _refuse_chunks(layout: Layout) -> None:
 
 def _refuse_compiled(layout: Layout) -> None:
     """A compiled block computes both halves of its backward at once."""
-    if layout.compile and layout.schedule not in ("gpipe", "1f1b", "interleaved"):
+    if layout.compile and layout.schedule not in ("gpipe", "1f1b", "interleaved", "pipedream"):
         raise RefusedError(
             f"schedule={layout.schedule} splits the backward, which a compiled block does at "
             "once; use compile=off, or schedule=1f1b"
         )
+
+
+def _refuse_synchrony(run: Run) -> None:
+    """Under PipeDream stages never meet: whatever needs all of them at one time cannot be had."""
+    layout, recipe, shape = run.layout, run.recipe, run.model
+    for asked, needs, instead in (
+        (recipe.clip > 0, f"recipe.clip={recipe.clip:g} needs the norm of all stages", "clip=0"),
+        (layout.optimistic, "optimistic=on needs a norm to wait for", "optimistic=off"),
+        (layout.zero_stage >= 2, f"zero={layout.zero} lets go of what it stashes", "zero=1"),
+        (shape.tied and layout.pp > 1, "a tied table moves on both ends", "model.tied=false"),
+        (shape.is_moe, "experts are balanced once a step", "model.experts=0"),
+        (
+            layout.precision not in ("auto", "fp64", "fp32", "bf16"),
+            f"precision={layout.precision} has scales that all stages agree on",
+            "precision=bf16",
+        ),
+    ):
+        if asked:
+            raise RefusedError(
+                f"schedule=pipedream moves each stage by itself, but {needs}; "
+                f"use {instead}, or schedule=1f1b"
+            )
 
 
 def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:

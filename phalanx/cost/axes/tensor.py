@@ -73,7 +73,7 @@ def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
             yield from _loss(run, tokens, max(wide, 4))
     for (collective, purpose, size), times in sent.items():
         yield Transfer("tensor", collective, purpose, tokens * size, times * m)
-    reductions = m if layout.zero_stage >= 2 else 1
+    reductions = m if layout.reduces_every else 1
     for unit in units_at(run, at):
         if unit.partial:
             size = unit.partial * wide
