@@ -291,7 +291,7 @@ def share(total: int, parts: int, index: int) -> tuple[int, int]:
 def _even(layers: int, stages: int) -> tuple[int, ...]:
     share, left = divmod(layers, stages)
     first = (stages - left) // 2
-    return tuple(share + (first <= i < first + left) for i in range(stages))
+    return (share,) * first + (share + 1,) * left + (share,) * (stages - first - left)
 
 
 def _join(values: tuple[int, ...]) -> str:

@@ -1,13 +1,16 @@
 """How many bytes a rank needs at its worst moment, by what they are for.
 
-Two moments compete: the loss, when the logits are alive beside every activation in flight, and
-the first backward of a block, when its recomputed tensors and its gradients are.
+The moments of a backward pass compete: the loss, when the logits are alive beside every activation
+in flight; the head, when its gradient is made; the first block, with its recomputed tensors and
+gradients; the second, when the gradient of the first still travels; and the token table.
 
 Symbols: h hidden, f ffn width, V vocabulary, t tp, p pp.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import cached_property
+from typing import Literal, NamedTuple
 
 from phalanx.core.errors import UsageError
 from phalanx.core.layout import Layout
@@ -18,13 +21,14 @@ from phalanx.cost.params import (
     Held,
     block_held,
     copies,
-    embedding_held,
     rank_held,
     stage_layers,
     stages_of_rank,
+    table_held,
 )
 from phalanx.cost.saved import OURS, Saved, Stack, block_saved, bytes_per_token, head_saved, kept
 from phalanx.cost.state import StateBytes
+from phalanx.schedules.placement import placement
 
 BF16 = 2
 Moment = Literal["loss", "backward"]
@@ -44,7 +48,7 @@ class RankMemory:
 
     Attributes:
         pp_rank: pipeline rank.
-        moment: which of the two it is.
+        moment: whether that is at the head, or in the backward of what lies before it.
         weights: as the products read them, kept all the time.
         gradients: accumulated.
         optimizer: master weights and moments.
@@ -141,23 +145,65 @@ def rank_memory(
     rank = _Rank(shape, layout, seq, pp_rank, stack)
     state = _state(rank)
     activations = in_flight * rank.stage_activations
-    loss = rank.logits(in_flight)
-    backward = rank.recomputed + rank.gradients_on_the_way
-    at_loss = loss > backward
-    coming = rank.gathered + rank.messages
-    fixed = sum(state) + activations + coming
-    worst = fixed + max(loss, backward)
+    worst = max(_moments(rank, in_flight), key=_Moment.total)
+    fixed = sum(state) + activations + rank.messages
     return RankMemory(
         pp_rank=pp_rank,
-        moment="loss" if at_loss else "backward",
+        moment=worst.name,
         weights=state.weights,
         gradients=state.gradients,
         optimizer=state.optimizer,
-        activations=activations + (0.0 if at_loss else rank.recomputed),
-        logits=loss if at_loss else 0.0,
-        buffers=coming + (0.0 if at_loss else rank.gradients_on_the_way),
-        reserve=stack.context + stack.fragmentation * worst,
+        activations=activations + worst.activations,
+        logits=worst.logits,
+        buffers=rank.messages + worst.buffers,
+        reserve=stack.context + stack.fragmentation * (fixed + worst.total()),
     )
+
+
+class _Moment(NamedTuple):
+    """What is alive at one moment beside the state and what every pass in flight keeps.
+
+    Attributes:
+        name: as a report calls it.
+        activations: recomputed, less what this pass has let go by now.
+        logits: and what the loss holds with them.
+        buffers: whole weights and gradients, and gradients of activations.
+    """
+
+    name: Moment
+    activations: float
+    logits: float
+    buffers: float
+
+    def total(self) -> float:
+        """All of it."""
+        return self.activations + self.logits + self.buffers
+
+
+def _moments(rank: "_Rank", in_flight: float) -> Iterator[_Moment]:
+    """The moments that compete, in the order in which backward comes to them."""
+    block, table, tied = rank.block, rank.table, rank.tied_table
+    left = rank.left_behind
+    if rank.last:
+        weights = rank.weights(table + block)
+        yield _Moment("loss", 0.0, rank.logits(in_flight), weights + rank.travelling(left))
+        put_by, made = rank.head_kept(in_flight), rank.boundary + rank.made(table)
+        held = weights + rank.travelling(left) + made
+        yield _Moment("loss", 0.0, put_by + rank.logit_gradient, held)
+        yield _Moment("loss", 0.0, put_by, held + rank.gradients(table))
+    alone = len(rank.stages) == 1
+    still = 0 if rank.last and alone else left  # the backward of a head waits for it
+    first = rank.weights(min(rank.blocks, 2) * block + tied) + rank.block_gradients
+    first += rank.gradients(block + tied)
+    yield _Moment("backward", rank.recomputed, 0.0, first + rank.travelling(still))
+    if rank.blocks > 1:
+        others = 0 if alone else max(left - block, 0)
+        gone = rank.recomputed - rank.block_activations
+        yield _Moment("backward", gone, 0.0, first + rank.travelling(block + others))
+    if 0 in rank.stages:
+        whole = rank.gradients(table) + rank.travelling(block + max(left - table, 0))
+        end = rank.weights(tied) + whole + rank.made(table) + rank.boundary
+        yield _Moment("backward", -rank.stage_activations, 0.0, end)
 
 
 @dataclass(frozen=True)
@@ -182,7 +228,7 @@ class _Rank:
     def saved(self, layer: int) -> tuple[Saved, ...]:
         return block_saved(self.shape, layer, self.seq, self.element, self.stack)
 
-    @property
+    @cached_property
     def stages(self) -> tuple[int, ...]:
         return stages_of_rank(self.layout, self.pp_rank)
 
@@ -191,7 +237,7 @@ class _Rank:
         """Whether it computes the loss."""
         return self.layout.num_stages - 1 in self.stages
 
-    @property
+    @cached_property
     def kinds(self) -> dict[int, int]:
         """How many blocks of each kind all its stages hold, by one layer of the kind."""
         layers = [i for s in self.stages for i in stage_layers(self.shape, self.layout, s)]
@@ -199,6 +245,11 @@ class _Rank:
         first = sum(layer < dense for layer in layers)
         counts = {0: first, self.shape.layers - 1: len(layers) - first}
         return {layer: count for layer, count in counts.items() if count}
+
+    @cached_property
+    def blocks(self) -> int:
+        """How many blocks the longest of its stages has."""
+        return max(len(stage_layers(self.shape, self.layout, s)) for s in self.stages)
 
     @property
     def stage_activations(self) -> float:
@@ -208,6 +259,12 @@ class _Rank:
             left = kept(self.saved(layer), self.layout.recompute)
             total += count * bytes_per_token(left, self.layout)
         return self.tokens * total / len(self.stages)
+
+    @property
+    def block_activations(self) -> float:
+        """Kept by one micro-batch in one block, the one that keeps least."""
+        each = [kept(self.saved(layer), self.layout.recompute) for layer in self.kinds]
+        return self.tokens * min((bytes_per_token(left, self.layout) for left in each), default=0.0)
 
     @property
     def recomputed(self) -> float:
@@ -221,30 +278,40 @@ class _Rank:
         return self.tokens * bytes_per_token(gone, self.layout)
 
     def logits(self, in_flight: float) -> float:
-        """What the last rank holds at its loss; GPipe has put by the logits of all others."""
-        if not self.last:
-            return 0.0
-        saved = head_saved(self.shape, self.element, self.stack)
-        one = self.tokens * bytes_per_token(saved, self.layout)
+        """What the last rank holds at its loss."""
         whole = self.layout.tp == 1
         worst = self.stack.logit_peak_whole if whole else self.stack.logit_peak
-        extra = worst - self.stack.logit_kept
-        peak = one + self.tokens * self.shape.vocab * extra / self.layout.tp
-        others = max(in_flight - 1, 0.0) if len(self.stages) == 1 else 0.0
-        return others * one + peak
+        return self.head_kept(in_flight) + self._per_logit(worst)
+
+    def head_kept(self, in_flight: float) -> float:
+        """What of that is left when the logits of this micro-batch are gone.
+
+        GPipe has put by the logits of all others.
+        """
+        saved = head_saved(self.shape, self.element, self.stack)
+        one = self.tokens * bytes_per_token(saved, self.layout)
+        others = max(in_flight - 1, 0.0) * one if len(self.stages) == 1 else 0.0
+        return others + one - self._per_logit(self.stack.logit_kept)
 
     @property
-    def gradients_on_the_way(self) -> float:
-        """Gradients of one block's activations, and of whole units until they are reduced."""
-        activations = max((self._on_the_way(layer) for layer in self.kinds), default=0.0)
-        units = 2 if self.layout.zero_stage >= 2 else 0
-        return activations + units * self._largest_unit * self.stack.gradient_bytes
+    def logit_gradient(self) -> float:
+        """The gradient of the logits, as products read it."""
+        return self._per_logit(self.element)
+
+    def _per_logit(self, size: float) -> float:
+        return self.tokens * self.shape.vocab * size / self.layout.tp
+
+    @property
+    def block_gradients(self) -> float:
+        """Gradients of one block's activations."""
+        return max((self._on_the_way(layer) for layer in self.kinds), default=0.0)
 
     def _on_the_way(self, layer: int) -> float:
         """While the MLP of a block is differentiated."""
         shape, t = self.shape, self.layout.tp
         routed = shape.is_moe and layer >= shape.dense_layers
-        inputs = 3 if shape.activation == "swiglu" else 2
+        # a gelu lets go of its output before its input has a gradient; a swiglu holds it
+        inputs = 3 if shape.activation == "swiglu" else 1
         if routed:
             width, h = shape.top_k * (shape.moe_ffn or shape.ffn), shape.top_k * shape.hidden
             cut = t if self.layout.sp else 1
@@ -255,28 +322,57 @@ class _Rank:
         return self.tokens * self.element * (per_token + whole)
 
     @property
-    def gathered(self) -> float:
-        """Whole weights of the unit in use and of the next one, under ZeRO-3."""
-        if self.layout.zero_stage < 3:
-            return 0.0
-        return 2 * self._largest_unit * self.element
+    def boundary(self) -> float:
+        """One activation between blocks, whole."""
+        return self.tokens * self.shape.hidden * self.element
 
     @property
     def messages(self) -> float:
         """One activation on its way from a neighbouring stage, and one on its way to it."""
         if self.layout.pp == 1:
             return 0.0
-        parts = self.layout.tp if self.layout.sp else 1
-        return 2 * self.tokens * self.shape.hidden * self.element / parts
+        return 2 * self.boundary / (self.layout.tp if self.layout.sp else 1)
+
+    @cached_property
+    def block(self) -> int:
+        """Parameters of its largest block."""
+        return max((block_held(self.shape, self.layout, i).total for i in self.kinds), default=0)
 
     @property
-    def _largest_unit(self) -> int:
-        return max(self._unit_sizes())
+    def table(self) -> int:
+        """Parameters of a token table, if it holds one."""
+        return table_held(self.shape, self.layout) if 0 in self.stages or self.last else 0
 
-    def _unit_sizes(self) -> list[int]:
-        ends = 0 in self.stages or self.last
-        table = [embedding_held(self.shape, self.layout).total] if ends else []
-        return table + [block_held(self.shape, self.layout, i).total for i in self.kinds]
+    @property
+    def tied_table(self) -> int:
+        """The same if it is embedding and head at once: then it is in use all the way."""
+        return self.table if self.shape.tied and placement(self.layout).ends_together else 0
+
+    @property
+    def left_behind(self) -> int:
+        """Parameters whose gradients still travel from the micro-batch before.
+
+        Each stage waits for its last one when its next backward begins.
+        """
+        if not self.stack.travels_on:
+            return 0
+        return sum(self.block if stage else self.table for stage in self.stages)
+
+    def weights(self, params: int) -> float:
+        """Bytes of gathered weights: under ZeRO-3 the unit in use and the next one are whole."""
+        return params * self.element if self.layout.zero_stage == 3 else 0.0
+
+    def gradients(self, params: int) -> float:
+        """Bytes of gradients that are whole until they are reduced, under ZeRO-2 and 3."""
+        return params * self.stack.gradient_bytes if self.layout.zero_stage >= 2 else 0.0
+
+    def travelling(self, params: int) -> float:
+        """The same on their way: with the part that this rank receives."""
+        return self.gradients(params) * (1 + 1 / self.layout.shard)
+
+    def made(self, params: int) -> float:
+        """Bytes of a gradient as the product leaves it, before it is added up."""
+        return params * self.element if self.stack.adds_apart else 0.0
 
 
 def _state(rank: _Rank) -> StateBytes:

@@ -56,10 +56,15 @@ def block_held(shape: ModelShape, layout: Layout, layer: int) -> Held:
     return Held(common + router + shared, mine * _mlp(shape, width, expert_tp(layout)))
 
 
+def table_held(shape: ModelShape, layout: Layout) -> int:
+    """Parameters of the token table on the rank that has most rows of it."""
+    return -(-shape.vocab // layout.tp) * shape.hidden
+
+
 def embedding_held(shape: ModelShape, layout: Layout) -> Held:
     """Parameters of the token table, cut over t, and of learned positions."""
     positions = shape.max_positions * shape.hidden if shape.positions == "learned" else 0
-    return Held(_table(shape, layout) + positions)
+    return Held(table_held(shape, layout) + positions)
 
 
 def head_held(shape: ModelShape, layout: Layout) -> Held:
@@ -68,7 +73,7 @@ def head_held(shape: ModelShape, layout: Layout) -> Held:
     Where one rank holds both ends, it is the table of tokens itself.
     """
     tied_here = shape.tied and placement(layout).ends_together
-    return Held(shape.norm_params() + (0 if tied_here else _table(shape, layout)))
+    return Held(shape.norm_params() + (0 if tied_here else table_held(shape, layout)))
 
 
 def stages_of_rank(layout: Layout, pp_rank: int) -> tuple[int, ...]:
@@ -110,10 +115,6 @@ def copies(layout: Layout) -> Held:
     group = layout.shard * layout.cp
     experts = group * layout.tp // (layout.ep * expert_tp(layout))
     return Held(group, max(experts, 1))
-
-
-def _table(shape: ModelShape, layout: Layout) -> int:
-    return -(-shape.vocab // layout.tp) * shape.hidden
 
 
 def _attention(shape: ModelShape, t: int) -> int:

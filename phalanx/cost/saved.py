@@ -74,6 +74,9 @@ class Stack:
         parts_as_ledger: parts of blocks are recomputed as `kept` says, which is how we do it.
         master_weights: 16-bit weights have wider copies, which the optimizer moves.
         reduced_apart: under ZeRO-1 a rank's part of the reduced gradient has memory of its own.
+        adds_apart: a product leaves the gradient of its matrix apart, and another pass adds it up.
+        travels_on: under ZeRO-2 and 3 the last gradient of a micro-batch may travel until the
+            backward of the next.
         logit_kept: bytes that each logit keeps from forward to backward.
         logit_peak: bytes that each logit holds at the worst moment of the loss, where the
             vocabulary is cut over tp.
@@ -94,6 +97,8 @@ class Stack:
     parts_as_ledger: bool = False
     master_weights: bool = True
     reduced_apart: bool = False
+    adds_apart: bool = False
+    travels_on: bool = False
     logit_kept: float = 4.0
     logit_peak: float = 10.0
     logit_peak_whole: float = 12.0
@@ -107,10 +112,12 @@ OURS = Stack(
     gathers_experts=True,
     parts_as_ledger=True,
     reduced_apart=True,
+    adds_apart=True,
+    travels_on=True,
     logit_peak=6.0,
     logit_peak_whole=6.0,
 )
-EAGER = Stack(name="plain PyTorch", angles=True, reduced_apart=True)
+EAGER = Stack(name="plain PyTorch", angles=True, reduced_apart=True, adds_apart=True)
 MEGATRON = Stack(name="Megatron-LM", logit_peak_whole=10.0)
 PAPER = Stack(
     name="Korthikanti et al. 2022",

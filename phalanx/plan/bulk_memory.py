@@ -7,7 +7,7 @@ Symbols: h hidden, f ffn width, V vocabulary, t tp, e ep, p pp.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,14 +16,16 @@ from phalanx.core.model import ModelShape
 from phalanx.core.precision import formats
 from phalanx.cost.blocks import HALF
 from phalanx.cost.memory import state_bytes
-from phalanx.cost.params import block_held, embedding_held, head_held
+from phalanx.cost.params import block_held, embedding_held, head_held, table_held
 from phalanx.cost.practice import Practice
 from phalanx.cost.saved import Saved, Stack, block_saved, bytes_per_token, head_saved, kept
 from phalanx.cost.state import StateBytes
+from phalanx.plan.bulk_moments import RankBytes, Whole, with_plain, worst_moment
 from phalanx.plan.bulk_pipeline import Ranks, held_by, ranks_of
 from phalanx.plan.bytes import SPLIT
 from phalanx.plan.candidates import Space
 from phalanx.plan.columns import Booleans, Floats, Integers, Rows, Sharding, largest
+from phalanx.schedules.placement import placement
 
 
 class Table:
@@ -54,6 +56,7 @@ class Held:
     dense: Floats  # a block without experts
     routed: Floats  # a block with experts: what all ranks share of it
     experts: Floats  # and its experts
+    table: Floats
     embedding: Floats
     head: Floats
 
@@ -68,35 +71,9 @@ class Kept:
     routed_again: Floats
     dense_gradients: Floats  # alive while one block is differentiated
     routed_gradients: Floats
-    head: Floats  # by the head, until its backward
-    loss: Floats  # more than that while the loss is computed
-
-
-@dataclass(frozen=True)
-class RankBytes:
-    """One kind of pipeline rank of every row, before ZeRO stages are known.
-
-    Attributes:
-        shared: parameters that all data-parallel ranks hold alike.
-        experts: parameters that only ranks with the same place along ep hold alike.
-        unit: parameters of its largest unit.
-        activations: bytes kept by the micro-batches in flight, and of messages on the way.
-        loss: bytes that are alive while the loss is computed; 0 but on the last rank.
-        let_go: bytes of these that a split backward does not keep for its second half.
-        backward: bytes that are alive while one block is differentiated.
-    """
-
-    shared: Floats
-    experts: Floats
-    unit: Floats
-    activations: Floats
-    loss: Floats
-    let_go: Floats
-    backward: Floats
-
-    def take(self, which: Integers | Booleans) -> "RankBytes":
-        """Some of the rows."""
-        return RankBytes(*(getattr(self, field.name)[which] for field in fields(self)))
+    head: Floats  # by the head, until its backward, but for the logits
+    logits: Floats  # that are put by with it
+    loss: Floats  # in their place while the loss is computed
 
 
 class Ledger:
@@ -109,6 +86,7 @@ class Ledger:
         self.kinds: Ranks = ranks_of(where.shape, where.variants)
         self.chunks = np.array([v.v for v in where.variants], dtype=np.int64)
         self._splits = np.array([v.schedule in SPLIT for v in where.variants])
+        self._together = np.array([placement(v.layout).ends_together for v in where.variants])
         self.element = {"fp32": 4, "fp64": 8}.get(formats(where.precision).rest, 2)
         self._held = _held_tables(where)
         self._kept = _kept_tables(where, stack, self.element)
@@ -120,8 +98,9 @@ class Ledger:
             dense=tables["dense"].of(rows.tp),
             routed=tables["routed"].of(rows.tp),
             experts=tables["experts"].of(rows.tp, rows.ep, borrows),
+            table=tables["table"].of(rows.tp),
             embedding=tables["embedding"].of(rows.tp),
-            head=tables["head"].of(rows.tp, (rows.pp > 1).astype(np.int64)),
+            head=tables["head"].of(rows.tp, (~self._together[rows.variant]).astype(np.int64)),
         )
 
     def kept(self, rows: Rows) -> Kept:
@@ -138,9 +117,9 @@ class Ledger:
             full = rows.recompute == RECOMPUTE.index("full")
             gates = np.where(full, 0.0, HALF * self.where.shape.ffn / rows.tp)
             modes |= {name: modes[name] + gates for name in ("dense", "routed")}
-        whole = self.stack.logit_peak_whole
-        extra = np.where(rows.tp > 1, self.stack.logit_peak, whole) - self.stack.logit_kept
-        return Kept(**modes, **cut, loss=self.where.shape.vocab * extra / rows.tp)
+        peak = np.where(rows.tp > 1, self.stack.logit_peak, self.stack.logit_peak_whole)
+        each = self.where.shape.vocab / rows.tp
+        return Kept(**modes, **cut, logits=self.stack.logit_kept * each, loss=peak * each)
 
     def count(self, rows: Rows, held: Held) -> tuple[RankBytes, ...]:
         """Count what does not depend on the ZeRO stage, for every kind of pipeline rank."""
@@ -154,25 +133,43 @@ class Ledger:
         first, stages = kind == 0, self.kinds.stages[rows.variant]
         tokens = rows.mb * self.where.seq / rows.cp
         in_flight = held_by(rows, self.where.variants, self.kinds.place[rows.variant, kind])
-        each = (dense * keeps.dense + routed * keeps.routed) / stages
-        parts = np.where(rows.sp > 0, rows.tp, 1)
-        messages = 2 * self.where.shape.hidden * self.element / parts * (rows.pp > 1)
+        stage = tokens * (dense * keeps.dense + routed * keeps.routed) / stages
+        boundary = tokens * self.where.shape.hidden * self.element
+        messages = 2 * boundary / np.where(rows.sp > 0, rows.tp, 1) * (rows.pp > 1)
         put_by = np.maximum(in_flight - 1, 0.0) * (stages == 1)
         gradient = HALF * self.where.shape.vocab / rows.tp  # all that W of the head needs
-        let_go = self._splits[rows.variant] * put_by * np.maximum(keeps.head - gradient, 0.0)
-        again = np.maximum(some * keeps.dense_again, experts * keeps.routed_again)
-        coming = np.maximum(some * keeps.dense_gradients, experts * keeps.routed_gradients)
-        blocks = np.maximum(some * held.dense, experts * (held.routed + held.experts))
+        let_go = self._splits[rows.variant] * np.maximum(keeps.head + keeps.logits - gradient, 0.0)
+        others = tokens * put_by * (keeps.head + keeps.logits)
+        block = np.maximum(some * held.dense, experts * (held.routed + held.experts))
+        table = np.maximum(first, last) * held.table
         ends = first * held.embedding + last * held.head
-        return RankBytes(
+        left = (stages - first) * block + first * table
+        found = RankBytes(
             shared=dense * held.dense + routed * held.routed + ends,
             experts=routed * held.experts,
-            unit=np.maximum(blocks, np.maximum(last, first) * held.embedding),
-            activations=tokens * (in_flight * each + messages),
-            loss=tokens * last * ((put_by + 1) * keeps.head + keeps.loss),
-            let_go=tokens * last * let_go,
-            backward=tokens * (again + coming),
+            block=block,
+            table=table,
+            tied=table * (self._together[rows.variant] * self.where.shape.tied),
+            left=left if self.stack.travels_on else 0.0 * left,
+            blocks=np.ceil((dense + routed) / stages),
+            alone=(stages == 1) * 1.0,
+            first=first * np.ones(stages.shape),
+            last=last.astype(np.float64),
+            activations=in_flight * stage + messages,
+            stage=stage,
+            each=tokens * _least_of(some, keeps.dense, experts, keeps.routed),
+            loss=others + tokens * (keeps.head + keeps.loss),
+            put_by=others + tokens * keeps.head,
+            gradient=tokens * self.where.shape.vocab * self.element / rows.tp,
+            made=table * self.element if self.stack.adds_apart else 0.0 * table,
+            boundary=boundary,
+            let_go=tokens * last * put_by * let_go,
+            again=tokens * np.maximum(some * keeps.dense_again, experts * keeps.routed_again),
+            coming=tokens
+            * np.maximum(some * keeps.dense_gradients, experts * keeps.routed_gradients),
+            plain=stage,
         )
+        return with_plain(found)
 
     def least(self, rows: Rows, ranks: Sequence[RankBytes]) -> Floats:
         """Bytes that no ZeRO stage goes below: all state over all ranks, and nothing gathered."""
@@ -181,7 +178,7 @@ class Ledger:
         most = [
             (state.weights + state.gradients + state.optimizer) * spread.part(rank)
             + rank.activations
-            + (np.maximum(rank.loss, rank.backward) - rank.let_go)
+            + rank.plain
             for rank in ranks
         ]
         return self.with_reserve(largest(most))
@@ -190,24 +187,23 @@ class Ledger:
         """Bytes of the worst rank, of shape (rows, shards); see `memory.rank_memory`."""
         zero, state = sharding.zero, self._state(sharding.zero)
         spread = Spread(self.where, rows, sharding.shards)
-        gathered = 2.0 * self.element if zero == 3 else 0.0
-        reduced = 2.0 * self.stack.gradient_bytes if zero >= 2 else 0.0
         sizes = ((state.optimizer, 1), (state.gradients, 2), (state.weights, 3))
         whole = sum(size for size, least in sizes if zero < least)
         part = state.total - whole
         part += state.gradients if zero == 1 and self.stack.reduced_apart else 0.0
+        units = self._whole(sharding)
         most = [
             part * spread.part(rank)
-            + (whole * (rank.shared + rank.experts) + rank.activations + gathered * rank.unit)
-            + self._moment(rank, rank.backward + reduced * rank.unit)
+            + (whole * (rank.shared + rank.experts) + rank.activations)
+            + worst_moment(rank, units)
             for rank in ranks
         ]
         return self.with_reserve(largest(most))
 
-    def _moment(self, rank: RankBytes, backward: Floats) -> Floats:
-        """Bytes of the worse of two moments; see `plan/bytes.py` for what is let go."""
-        at_loss = rank.loss > backward
-        return np.where(at_loss, rank.loss - rank.let_go, backward) if at_loss.any() else backward
+    def _whole(self, sharding: Sharding) -> Whole:
+        weights = float(self.element) if sharding.zero == 3 else 0.0
+        gradients = self.stack.gradient_bytes if sharding.zero >= 2 else 0.0
+        return Whole(weights, gradients, gradients * (1 + 1 / sharding.shards))
 
     def with_reserve(self, allocated: Floats) -> Floats:
         """What the device must have for a program that allocates so much."""
@@ -235,6 +231,12 @@ class Spread:
         return shared if self._experts is None else shared + rank.experts / self._experts
 
 
+def _least_of(some: Booleans, one: Floats, others: Booleans, other: Floats) -> Floats:
+    """The least of two where both are, else that which is."""
+    least = np.minimum(np.where(some, one, np.inf), np.where(others, other, np.inf))
+    return np.where(some | others, least, 0.0)
+
+
 def _held_tables(where: Space) -> dict[str, Table]:
     shape, tps = where.shape, where.values("tp")
     last = shape.layers - 1
@@ -251,6 +253,7 @@ def _held_tables(where: Space) -> dict[str, Table]:
             lambda tp: block_held(shape, Layout(tp=tp), last).shared if routed else 0.0, tps
         ),
         "experts": Table(experts, tps, where.values("ep"), (0, 1)),
+        "table": Table(lambda tp: table_held(shape, Layout(tp=tp)), tps),
         "embedding": Table(lambda tp: embedding_held(shape, Layout(tp=tp)).total, tps),
         "head": Table(
             lambda tp, apart: head_held(shape, Layout(tp=tp, pp=1 + apart)).total, tps, (0, 1)
@@ -262,7 +265,7 @@ def _kept_tables(where: Space, stack: Stack, element: int) -> dict[str, Table]:
     shape, tps = where.shape, where.values("tp")
     layers = (0, shape.layers - 1)  # one without experts, if there is any, and the last one
     dense, routed = (block_saved(shape, layer, where.seq, element, stack) for layer in layers)
-    of_head = head_saved(shape, element, stack)
+    of_head = [s for s in head_saved(shape, element, stack) if s.name != "logits"]
 
     def size(items: Sequence[Saved], tp: int, sp: int) -> float:
         return bytes_per_token(items, Layout(tp=tp, sp=bool(sp)))
@@ -293,7 +296,7 @@ def _kept_tables(where: Space, stack: Stack, element: int) -> dict[str, Table]:
 
 def _gradients(shape: ModelShape, t: int, sp: int, *, routed: bool) -> float:
     """Numbers per token that are alive while the MLP of a block is differentiated."""
-    inputs = 3 if shape.activation == "swiglu" else 2
+    inputs = 3 if shape.activation == "swiglu" else 1
     if routed and shape.is_moe:
         width, h = shape.top_k * (shape.moe_ffn or shape.ffn), shape.top_k * shape.hidden
         return (inputs * width + 2 * h) / (t if sp else 1) + 2 * shape.hidden

@@ -11,7 +11,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from phalanx.cost.blocks import HALF
-from phalanx.plan.bulk_memory import Held, Ledger, RankBytes, Spread
+from phalanx.plan.bulk_memory import Held, Ledger, Spread
+from phalanx.plan.bulk_moments import RankBytes
 from phalanx.plan.bulk_pipeline import Pipes, Seconds, makespans
 from phalanx.plan.bulk_units import Units, exposed
 from phalanx.plan.bulk_wires import Collectives, Fabric, Groups, fabric_of, groups_of, send

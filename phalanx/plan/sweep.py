@@ -13,7 +13,8 @@ from phalanx.core.cluster import Cluster
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.cost.practice import PHALANX, Practice
-from phalanx.plan.bulk_memory import Held, Ledger, RankBytes
+from phalanx.plan.bulk_memory import Held, Ledger
+from phalanx.plan.bulk_moments import RankBytes
 from phalanx.plan.bulk_time import Steps, least_seconds, step_seconds
 from phalanx.plan.bulk_units import UnitTables
 from phalanx.plan.candidates import (

@@ -35,6 +35,7 @@ from phalanx.train.step import build_engine, forward_backward
 SEQ = 128
 LLAMA = ModelShape(hidden=128, heads=8, kv_heads=4, ffn=384, layers=4, vocab=512)
 MOE = replace(LLAMA, experts=8, top_k=2, moe_ffn=192, shared_experts=1, dense_layers=1)
+WORDY = replace(LLAMA, layers=2, vocab=4096)  # its tables are larger than its blocks
 GPT = ModelShape(
     hidden=128,
     heads=8,
@@ -84,13 +85,14 @@ def rank_of(layout: Layout, rank: int) -> Iterator[None]:
 
 
 def measured(run: Run, rank: int) -> int:
-    """Peak bytes of tensors over two steps."""
+    """Peak bytes of tensors over two steps, once the first weights are drawn."""
     count = run.recipe.batch // run.layout.dp
     tokens = np.zeros((count, SEQ), dtype=np.int64)
     positions = np.tile(np.arange(SEQ), (count, 1))
     batch = Batch(tokens=tokens, targets=tokens, positions=positions, documents=None)
     with rank_of(run.layout, rank), LiveBytes() as live:
         engine = build_engine(run, build_mesh(run.layout, torch.device("cpu"), Group))
+        live.peak = 0
         for step in range(2):
             forward_backward(engine, step, batch)
             engine.optimizer.step()
@@ -105,24 +107,48 @@ def measured(run: Run, rank: int) -> int:
         (LLAMA, "precision=fp32 mb=4 recompute=selective", 0),
         (LLAMA, "dp=4 zero=1 precision=bf16 mb=4", 0),
         (GPT, "dp=4 zero=2 precision=bf16 mb=4", 0),
-        (LLAMA, "dp=4 zero=3 precision=bf16 mb=4", 0),
+        (WORDY, "dp=4 zero=2 precision=bf16 mb=1 recompute=full", 0),
+        (LLAMA, "dp=4 zero=3 precision=bf16 mb=1", 0),
+        (GPT, "dp=4 zero=3 precision=bf16 mb=4", 0),
+        (WORDY, "dp=4 zero=3 precision=fp32 mb=1", 0),
         (GPT, "tp=2 precision=bf16 mb=4", 0),
-        (LLAMA, "tp=2 sp=off precision=bf16 mb=4", 0),
-        (LLAMA, "pp=4 precision=bf16 mb=2", 0),
+        (LLAMA, "dp=2 tp=2 zero=3 precision=bf16 mb=1", 0),
         (GPT, "pp=4 precision=bf16 mb=2 schedule=gpipe", 3),
-        (LLAMA, "dp=2 pp=2 v=2 schedule=interleaved precision=bf16 mb=2", 1),
+        (LLAMA, "dp=2 pp=2 zero=2 precision=bf16 mb=1", 0),
+        (GPT, "dp=2 pp=2 zero=3 precision=bf16 mb=1", 1),
         (MOE, "precision=bf16 mb=4", 0),
         (MOE, "tp=2 precision=bf16 mb=4", 0),
-        (MOE, "precision=fp32 mb=4 recompute=full", 0),
     ],
 )
 def test_a_rank_peaks_where_the_planner_says(shape: ModelShape, line: str, pp_rank: int):
+    assert 0.98 < planned_over_measured(shape, line, pp_rank) < 1.02
+
+
+@pytest.mark.parametrize(
+    ("shape", "line", "pp_rank", "within"),
+    [
+        # temporaries of the final norm, in fp32 and over the whole sequence, are not counted
+        (LLAMA, "tp=2 sp=off precision=bf16 mb=4", 0, 0.03),
+        # gradients beside an MLP under differentiation are counted as if tp had gathered two
+        (LLAMA, "pp=4 precision=bf16 mb=2", 0, 0.03),
+        # its two stages are taken to hold the same number of micro-batches
+        (LLAMA, "dp=2 pp=2 v=2 schedule=interleaved precision=bf16 mb=2", 1, 0.03),
+        # a block's recomputed tensors are counted whole beside the gradients of its experts
+        (MOE, "precision=fp32 mb=4 recompute=full", 0, 0.065),
+    ],
+)
+def test_what_the_planner_simplifies_costs_little(
+    shape: ModelShape, line: str, pp_rank: int, within: float
+):
+    assert abs(planned_over_measured(shape, line, pp_rank) - 1) < within
+
+
+def planned_over_measured(shape: ModelShape, line: str, pp_rank: int) -> float:
     layout = Layout.parse(line)
-    batch = 2 * layout.dp * layout.pp * layout.mb
+    batch = (3 if layout.pp == 1 else 2 * layout.pp) * layout.dp * layout.mb
     run = Run(model=shape, layout=layout, recipe=Recipe(seq=SEQ, batch=batch))
     schedule = build(layout.schedule, layout.pp, run.micro_batches, layout.v)
     in_flight = peak_in_flight(schedule)[pp_rank]
     planned = rank_memory(shape, layout, SEQ, pp_rank, in_flight, OURS).allocated
     rank = layout.rank_at(layout.coordinates(0)._replace(pp=pp_rank))
-    # two largest gradients are planned under ZeRO-2 and 3, where the first may be a smaller one
-    assert 0.96 < planned / measured(run, rank) < 1.08
+    return planned / measured(run, rank)
