@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.cli.runfile import load_run
-from phalanx.core.errors import UsageError
+from phalanx.core.errors import RefusedError, UsageError
 
 if TYPE_CHECKING:
     from phalanx.train.checkpoint import Checkpoint
@@ -43,7 +43,13 @@ def run(args: Namespace) -> int:
     from phalanx.train.precision.dtypes import Precision
 
     home = _home(args.source)
-    shape = load_run(home / "run.toml").model
+    run = load_run(home / "run.toml")
+    shape = run.model
+    if shape.is_moe and run.recipe.balance_speed:
+        raise RefusedError(
+            "experts of this run are balanced by biases, which no model of Transformers that we "
+            "write has a place for; train with recipe.balance_speed=0 to convert"
+        )
     dtype = Precision.named(args.precision, torch.device("cpu")).compute
     with _checkpoint(args.source) as checkpoint:
         family = export_hf(checkpoint.tensor, shape, args.folder, dtype)

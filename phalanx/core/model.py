@@ -105,6 +105,7 @@ class ModelShape:
             self._check_experts()
 
     def _check_experts(self) -> None:
+        object.__setattr__(self, "moe_ffn", self.moe_ffn or self.ffn)
         E, groups = self.experts, self.expert_groups
         if groups < 1 or E % groups:
             raise UsageError(f"{E} experts cannot stand in {groups} equal groups")

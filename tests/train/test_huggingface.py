@@ -25,7 +25,16 @@ from phalanx.core.run import Recipe, Run
 from phalanx.data.batches import IGNORED, Batch
 from phalanx.train.mesh import build_mesh
 from phalanx.train.model import huggingface
-from phalanx.train.model.families import GPT2, LLAMA, QWEN2, QWEN3, STARCODER2, Family
+from phalanx.train.model.families import (
+    GPT2,
+    LLAMA,
+    MIXTRAL,
+    QWEN2,
+    QWEN3,
+    QWEN3_MOE,
+    STARCODER2,
+    Family,
+)
 from phalanx.train.model.huggingface import export_hf, import_hf
 from phalanx.train.model.inventory import declarations
 from phalanx.train.parameters import Box, Declaration, Initial
@@ -40,6 +49,8 @@ FOLDERS = [
     "qwen2",
     "qwen3",
     "starcoder2",
+    "mixtral",
+    "qwen3-moe",
 ]
 LLAMA_SHAPE = ModelShape(layers=2, hidden=16, heads=4, kv_heads=2, ffn=24, vocab=40)
 GPT_SHAPE = ModelShape(
@@ -110,7 +121,7 @@ def test_what_transformers_wrote_comes_back_bit_by_bit(folder: str, tmp_path: Pa
     tied=st.booleans(),
     bias=st.booleans(),
     parts=st.integers(1, 3),
-    family=st.sampled_from([LLAMA, GPT2, QWEN2, QWEN3, STARCODER2]),
+    family=st.sampled_from([LLAMA, GPT2, QWEN2, QWEN3, STARCODER2, MIXTRAL, QWEN3_MOE]),
 )
 @settings(max_examples=25, deadline=None)
 def test_any_box_of_what_was_written_is_read_back(
@@ -122,6 +133,8 @@ def test_any_box_of_what_was_written_is_read_back(
         shape = replace(LLAMA_SHAPE, heads=heads[0], kv_heads=heads[1], tied=tied, **family.kind)
     if family is LLAMA:
         shape = replace(shape, bias=bias)
+    if family in (MIXTRAL, QWEN3_MOE):
+        shape = replace(shape, experts=3, top_k=2, moe_ffn=24 if family is MIXTRAL else 10)
     written = random_weights(shape)
     folder = tmp_path_factory.mktemp("hf") / "out"
     assert export_hf(written.__getitem__, shape, folder) is family
@@ -129,7 +142,8 @@ def test_any_box_of_what_was_written_is_read_back(
     assert read_shape == shape
     for declaration in declarations(shape):
         for index in range(parts):
-            box = declaration.box(parts, index)
+            ep = (3, index) if parts == 3 else (1, 0)
+            box = declaration.box(parts, index, ep)
             cut = tuple(slice(o, o + n) for o, n in zip(box.offsets, box.sizes, strict=True))
             assert torch.equal(weights(declaration, box), written[declaration.name][cut])
 

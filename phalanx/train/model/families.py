@@ -8,7 +8,8 @@
     head                       lm_head                           lm_head
 
 GPT-2 keeps the matrices of its blocks transposed, and q, k and v in one. Mistral, Qwen2, Qwen3 and
-Starcoder2 are named as Llama is.
+Starcoder2 are named as Llama is; so are Mixtral and Qwen3-MoE, but for their experts: ours are one
+stack of matrices, theirs a tensor each.
 """
 
 from collections.abc import Mapping
@@ -27,12 +28,14 @@ class Place(NamedTuple):
         name: of their tensor.
         part, parts: ours is this one of so many equal parts of theirs, along our first dim.
         transposed: theirs is [n_in, n_out].
+        expert: theirs is the matrix of this expert in our stack of them; None where ours is none.
     """
 
     name: str
-    part: int
-    parts: int
-    transposed: bool
+    part: int = 0
+    parts: int = 1
+    transposed: bool = False
+    expert: int | None = None
 
     def whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of their tensor, if ours has `shape`."""
@@ -69,18 +72,23 @@ class Family:
     fused: tuple[str, ...] = ()
     transposes: bool = False
 
-    def place(self, declaration: Declaration) -> Place:
-        """Where it keeps a parameter of ours."""
+    def places(self, declaration: Declaration) -> list[Place]:
+        """Where it keeps a parameter of ours: one tensor, or one for each expert."""
         module, _, attribute = declaration.name.rpartition(".")
         layer = ""
         if module.startswith("blocks."):
             _, layer, module = module.split(".", 2)
-        return Place(
-            name=f"{self.modules[module].format(layer)}.{attribute}",
+        theirs = f"{self.modules[module]}.{attribute}"
+        if declaration.spread is not None:
+            experts = range(declaration.shape[declaration.spread])
+            return [Place(theirs.format(layer, e), expert=e) for e in experts]
+        place = Place(
+            name=theirs.format(layer),
             part=self.fused.index(module) if module in self.fused else 0,
             parts=len(self.fused) if module in self.fused else 1,
             transposed=self.transposes and bool(layer) and len(declaration.shape) > 1,
         )
+        return [place]
 
     def configuration(self, shape: ModelShape) -> dict[str, Any]:
         """What `config.json` says of a model."""
@@ -102,7 +110,7 @@ class Family:
             RefusedError: its arithmetic is not ours.
             UsageError: a size is missing, or none.
         """
-        said = {**config, **_rotary(config)}
+        said = {**config, **_rotary(config), **_experts(config)}
         for key, allowed in self.fixed.items():
             self._require(key, said.get(key, self.silent.get(key, allowed[0])), allowed)
         values = {field: self._value(said, field) for field in self.keys}
@@ -130,6 +138,11 @@ def _rotary(config: Mapping[str, Any]) -> dict[str, Any]:
     rotary = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = rotary.get("rope_type", rotary.get("type", "default"))
     return {**rotary, "rope_type": kind}
+
+
+def _experts(config: Mapping[str, Any]) -> dict[str, Any]:
+    """How many experts it says, which of two names a version has for it."""
+    return {"num_experts": config.get("num_experts", config.get("num_local_experts"))}
 
 
 LLAMA = Family(
@@ -263,7 +276,50 @@ STARCODER2 = replace(
         "mlp.down": "model.layers.{}.mlp.c_proj",
     },
 )
-FAMILIES = {f.model_type: f for f in (LLAMA, GPT2, MISTRAL, QWEN2, QWEN3, STARCODER2)}
+MIXTRAL = replace(
+    MISTRAL,
+    model_type="mixtral",
+    architecture="MixtralForCausalLM",
+    keys={
+        **MISTRAL.keys,
+        "moe_ffn": "intermediate_size",
+        "experts": "num_local_experts",
+        "top_k": "num_experts_per_tok",
+    },
+    silent={**MISTRAL.silent, "sliding_window": None, "experts": 8, "top_k": 2}
+    | {"norm_eps": 1e-5, "rope_theta": 1e6, "max_positions": 131072},
+    modules={
+        **{ours: name for ours, name in LLAMA.modules.items() if not ours.startswith("mlp.")},
+        "router": "model.layers.{}.block_sparse_moe.gate",
+        "experts.gate": "model.layers.{}.block_sparse_moe.experts.{}.w1",
+        "experts.up": "model.layers.{}.block_sparse_moe.experts.{}.w3",
+        "experts.down": "model.layers.{}.block_sparse_moe.experts.{}.w2",
+    },
+)
+QWEN3_MOE = replace(
+    QWEN3,
+    model_type="qwen3_moe",
+    architecture="Qwen3MoeForCausalLM",
+    keys={
+        **QWEN3.keys,
+        "moe_ffn": "moe_intermediate_size",
+        "experts": "num_experts",
+        "top_k": "num_experts_per_tok",
+        "normalised": "norm_topk_prob",
+    },
+    silent={**QWEN3.silent, "head_dim": 0, "kv_heads": 4, "moe_ffn": 768, "experts": 128}
+    | {"top_k": 8, "normalised": False},
+    fixed={**QWEN3.fixed, "decoder_sparse_step": (1,), "mlp_only_layers": ([], None)},
+    modules={
+        **{ours: name for ours, name in QWEN3.modules.items() if not ours.startswith("mlp.")},
+        "router": "model.layers.{}.mlp.gate",
+        "experts.gate": "model.layers.{}.mlp.experts.{}.gate_proj",
+        "experts.up": "model.layers.{}.mlp.experts.{}.up_proj",
+        "experts.down": "model.layers.{}.mlp.experts.{}.down_proj",
+    },
+)
+ALL = (LLAMA, GPT2, MISTRAL, QWEN2, QWEN3, STARCODER2, MIXTRAL, QWEN3_MOE)
+FAMILIES = {f.model_type: f for f in ALL}
 
 
 def family_of(shape: ModelShape) -> Family:

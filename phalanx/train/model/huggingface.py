@@ -7,9 +7,10 @@ which is said in families.py.
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from phalanx.core.errors import CheckpointError, PhalanxError, RefusedError, UsageError
 from phalanx.core.model import ModelShape
-from phalanx.train.model.families import Family, family_called, family_of
+from phalanx.train.model.families import Family, Place, family_called, family_of
 from phalanx.train.model.inventory import declarations
 from phalanx.train.parameters import Box, Declaration
 
@@ -59,7 +60,7 @@ class Weights:
         self.directory, self.family = directory, family
         self._open: dict[str, Any] = {}
         self._files = self._index()
-        wanted = {family.place(d).name for d in declarations(shape)}
+        wanted = {place.name for d in declarations(shape) for place in family.places(d)}
         missing = sorted(name for name in wanted if self._stored_name(name) not in self._files)
         if missing:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -77,9 +78,17 @@ class Weights:
         Raises:
             CheckpointError: the tensor has another shape than the model, or is not of floats.
         """
-        place = self.family.place(declaration)
-        stored = self._slice(place.name, place.whole(declaration.shape))
-        first = (place.part * declaration.shape[0], *(0 for _ in declaration.shape[1:]))
+        places = self.family.places(declaration)
+        if places[0].expert is None:
+            return self._values(places[0], declaration.shape, box)
+        one = Box(box.offsets[1:], box.sizes[1:])
+        mine = places[box.offsets[0] : box.offsets[0] + box.sizes[0]]
+        return torch.stack([self._values(place, declaration.shape[1:], one) for place in mine])
+
+    def _values(self, place: Place, shape: tuple[int, ...], box: Box) -> Tensor:
+        """A box of a tensor of ours that one of theirs holds."""
+        stored = self._slice(place.name, place.whole(shape))
+        first = (place.part * shape[0], *(0 for _ in shape[1:]))
         cut = tuple(
             slice(start + offset, start + offset + size)
             for start, offset, size in zip(first, box.offsets, box.sizes, strict=True)
@@ -173,16 +182,18 @@ def _write_weights(
     directory: Path,
     dtype: torch.dtype,
 ) -> None:
-    parts: dict[str, list[Declaration]] = {}
+    parts: dict[str, list[Part]] = {}
     for declaration in declarations(shape):
-        parts.setdefault(family.place(declaration).name, []).append(declaration)
+        for place in family.places(declaration):
+            parts.setdefault(place.name, []).append(Part(declaration, place))
+    whole = lru_cache(maxsize=1)(weight)  # of a stack of experts, each in turn
     files = _share_out(parts, dtype)
     index: dict[str, str] = {}
     for number, names in enumerate(files, 1):
         file = WEIGHTS
         if len(files) > 1:
             file = f"model-{number:05d}-of-{len(files):05d}.safetensors"
-        tensors = {name: _joined(weight, family, parts[name], dtype) for name in names}
+        tensors = {name: _joined(whole, parts[name], dtype) for name in names}
         save_file(tensors, directory / file, metadata={"format": "pt"})
         index |= dict.fromkeys(names, file)
     if len(files) > 1:
@@ -190,12 +201,25 @@ def _write_weights(
         _write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": index})
 
 
-def _share_out(parts: Mapping[str, Sequence[Declaration]], dtype: torch.dtype) -> list[list[str]]:
+class Part(NamedTuple):
+    """A parameter of ours, all or some of which makes up all or some of a tensor of theirs."""
+
+    declaration: Declaration
+    place: Place
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of what goes into theirs."""
+        whole = self.declaration.shape
+        return whole if self.place.expert is None else whole[1:]
+
+
+def _share_out(parts: Mapping[str, Sequence[Part]], dtype: torch.dtype) -> list[list[str]]:
     """Which tensors go into which file."""
     files: list[list[str]] = [[]]
     room = FILE_BYTES
     for name, held in parts.items():
-        size = sum(prod(d.shape) for d in held) * dtype.itemsize
+        size = sum(prod(part.shape) for part in held) * dtype.itemsize
         if size > room and files[-1]:
             files.append([])
             room = FILE_BYTES
@@ -204,22 +228,19 @@ def _share_out(parts: Mapping[str, Sequence[Declaration]], dtype: torch.dtype) -
     return files
 
 
-def _joined(
-    weight: Callable[[str], Tensor],
-    family: Family,
-    parts: Sequence[Declaration],
-    dtype: torch.dtype,
-) -> Tensor:
+def _joined(weight: Callable[[str], Tensor], parts: Sequence[Part], dtype: torch.dtype) -> Tensor:
     """One tensor of theirs from its parts in order, in memory of its own."""
-    values = [weight(d.name) for d in parts]
-    for declaration, value in zip(parts, values, strict=True):
+    values = []
+    for declaration, place in parts:
+        value = weight(declaration.name)
         if tuple(value.shape) != declaration.shape:
             raise CheckpointError(
                 f"{declaration.name} has shape {tuple(value.shape)}; "
                 f"a model of these sizes has {declaration.shape}"
             )
+        values.append(value if place.expert is None else value[place.expert])
     whole = torch.cat([value.to(dtype) for value in values])
-    return whole.t().contiguous() if family.place(parts[0]).transposed else whole
+    return whole.t().contiguous() if parts[0].place.transposed else whole
 
 
 def _read_json(path: Path) -> dict[str, Any]:
