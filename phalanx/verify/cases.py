@@ -200,7 +200,7 @@ COVER = tuple(
     dp=1 precision=bf16 | odd latent
     tp=2 mb=4 | odd direct-query dropout
     tp=2 sp=off mb=4 recompute=selective | latent documents
-    dp=2 tp=2 zero=3 mb=2 recompute=full | latent smoothing
+    dp=2 tp=2 zero=3 mb=2 recompute=full | latent deepseek smoothing
     pp=2 tp=2 zero=1 recompute=full | tied direct-query dropout documents | holes
     pp=2 tp=2 schedule=zb-h1 mb=2 | latent tied
     dp=2 pp=2 schedule=gpipe zero=2 precision=fp32 | latent gpt
