@@ -179,7 +179,7 @@ def fit(name: str, part: Part, lender: Sustained | None, rounds: int) -> Sustain
 
     best = nelder_mead(loss, start, rounds)
     rates = replace(base, **dict(zip(keys, np.exp(best).tolist(), strict=True)))
-    return report(name, items, rates)
+    return report(items, rates, fitted=len(keys))
 
 
 def starting_point(name: str, part: Part, lender: Sustained | None) -> Sustained:
@@ -226,9 +226,13 @@ def residuals(items: list[Item], rates: Sustained) -> Vector:
     return np.array(found)
 
 
-def report(name: str, items: list[Item], rates: Sustained) -> Sustained:
-    """Print the fit; return the set with its spread and the baseline beside it."""
+def report(items: list[Item], rates: Sustained, fitted: int) -> Sustained:
+    """Print the fit; return the set with its spread and the baseline beside it.
+
+    The spread is the residual standard error: every fitted constant takes a degree of freedom.
+    """
     left = residuals(items, rates)
+    free = max(len(items) - fitted, 1)
     used = [
         baseline(replace(item.question, rates=replace(rates, utilization=1.0)))
         / (item.run.step_seconds or 1.0)
@@ -238,10 +242,10 @@ def report(name: str, items: list[Item], rates: Sustained) -> Sustained:
     rates = replace(
         rates,
         utilization=statistics.median(used),
-        spread=float(np.sqrt(np.mean(left**2))),
+        spread=float(np.sqrt(np.sum(left**2) / free)),
         rows=len(items),
     )
-    print(f"{name}: {len(items)} rows")
+    print(f"{rates.name}: {len(items)} rows")
     for key, value in shown(rates).items():
         print(f"  {key:16} {value}")
     for group in sorted({item.weight for item in items}):

@@ -23,7 +23,7 @@ class Sustained:
             are in different domains.
         utilization: executed FLOP over peak, the same for all runs: the baseline that the rest of
             the set has to beat.
-        spread: standard deviation of ln(measured / predicted) over the runs it was fitted on.
+        spread: standard error of ln(measured / predicted) over the runs it was fitted on.
         rows: how many runs that were; 0 means that the set is borrowed.
         source: where it comes from.
         assumed_peak: 16-bit FLOP/s to suppose of a part whose maker names none; 0 for others.
