@@ -26,7 +26,7 @@ FP32 = 4
 KEPT_BY = {
     "core": ("softmax", "dropped softmax"),
     "norms": ("attention input", "mlp input"),
-    "mlp": ("mlp: ", "shared experts: "),
+    "mlp": ("mlp: ", "shared experts: ", "experts: after activation"),
     "activation": (
         "mlp: after activation",
         "experts: after activation",
@@ -34,7 +34,15 @@ KEPT_BY = {
     ),
     "latent": ("query", "key", "value"),
     "experts": ("dispatched tokens", "experts: ", "expert results"),
-    "operators": ("attention input", "mlp input", "mlp: after activation", "keys", "mlp: first"),
+    "operators": (
+        "attention input",
+        "mlp input",
+        "mlp: after activation",
+        "experts: after activation",
+        "shared experts: after activation",
+        "keys",
+        "mlp: first",
+    ),
 }
 
 

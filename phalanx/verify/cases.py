@@ -226,7 +226,8 @@ COVER = tuple(
     dp=4 shard=2 ep=2 zero=2 | experts smoothing max-norm | holes
     dp=2 ep=2 pp=2 tp=2 zero=1 schedule=zb-h1 mb=2 | deepseek latent tied
     dp=2 ep=2 pp=2 zero=2 schedule=dualpipe mb=1 | deepseek
-    cp=2 ep=2 mb=2 | experts odd documents
+    cp=2 ep=2 mb=2 recompute=norms+activation | experts odd documents
+    dp=2 ep=2 tp=2 zero=3 recompute=operators+mlp logits=30 | deepseek smoothing
     dp=2 cp=2 ep=4 zero=3 mb=2 recompute=full | experts deepseek dropout
     cp=2 tp=2 pp=2 ep=2 zero=2 schedule=zb-h1 context=gather | experts smoothing | holes
     """.strip().splitlines()

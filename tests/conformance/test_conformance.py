@@ -99,6 +99,8 @@ CASES = [
     ("moe", "dp=2 ep=2 pp=2 zero=1 mb=2"),
     ("moe", "dp=2 ep=2 pp=2 schedule=dualpipe"),
     ("moe", "cp=2 ep=2 tp=2 recompute=full"),
+    ("moe", "dp=2 ep=2 tp=2 recompute=norms+mlp"),
+    ("moe", "tp=2 recompute=operators"),
     ("moe", "dp=2 cp=2 ep=4 zero=3"),
 ]
 

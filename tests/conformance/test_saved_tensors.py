@@ -58,6 +58,7 @@ DEEPSEEK = replace(
     groups_kept=2,
     routed_scale=2.5,
 )
+SHARED = replace(LLAMA, experts=8, top_k=3, moe_ffn=40, shared_experts=2)
 PLAIN = replace(LLAMA, experts=4, top_k=1, normalised=False, activation="gelu")
 LAYOUTS = [
     "mb=1",
@@ -172,7 +173,11 @@ def test_a_rank_keeps_of_its_part_of_a_sequence_what_it_would_keep_alone(
 
 
 @pytest.mark.parametrize("line", PARTS)
-@pytest.mark.parametrize("shape", [LLAMA, GPT, QWEN], ids=["llama", "gpt", "qwen"])
+@pytest.mark.parametrize(
+    "shape",
+    [LLAMA, GPT, QWEN, MIXTRAL, SHARED],
+    ids=["llama", "gpt", "qwen", "mixtral", "shared-experts"],
+)
 def test_a_block_lets_go_of_the_parts_that_are_recomputed(shape: ModelShape, line: str):
     layout = Layout.parse(line)
     with tensor_group(layout.tp) as group:

@@ -9,6 +9,7 @@ from phalanx.core.model import ModelShape
 from phalanx.train.comm import DirectGroup, Ledger
 from phalanx.train.model.experts import RoutedExperts, Routing
 from phalanx.train.parallel.expert import ExpertParallel, alone
+from phalanx.train.saved import Saved
 from phalanx.train.weight_gradients import WeightGradients
 from phalanx.verify.pool import RankPool
 
@@ -43,7 +44,7 @@ def visit(ep: ExpertParallel, rank: int, chosen: list[int], tokens: int) -> list
     made = experts(ep)
     x, weights = (part.requires_grad_() for part in tokens_of(rank, tokens))
     same = torch.tensor(chosen).expand(tokens, 1, K)
-    y = made(x, Routing(same, weights, None))
+    y = made(x, Routing(same, weights, None), Saved())
     y.square().sum().backward()
     stacks = [stack.weight.grad for stack in (made.gate, made.up, made.down) if stack]
     found = [y.detach(), x.grad, weights.grad, *stacks]

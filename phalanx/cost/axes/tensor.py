@@ -170,7 +170,8 @@ def _again(run: Run, layers: range, layer: int) -> Messages:
     Recomputation stops at the last tensor that backward needs: the sum that ends a segment of
     blocks is repeated only if dropout follows it, or if a block is one graph that runs whole. Of
     parts, those that hold a product by columns gather its input once more: mlp that of the MLP,
-    operators that of the keys as well.
+    operators that of the keys as well. What experts have gathered is an input of theirs, and
+    comes again with the norm before it.
     """
     layout, shape, h = run.layout, run.model, run.model.hidden
     element = bytes_per_element(layout)[0]
@@ -188,6 +189,8 @@ def _again(run: Run, layers: range, layer: int) -> Messages:
         by_operator, mlp = (part in layout.recomputed_parts for part in ("operators", "mlp"))
         operands = [h] * (by_operator and not shape.is_mla)
         operands += [h] * ((by_operator or mlp) and not shape.routes(layer))
+        if shape.routes(layer) and layout.sp and layout.recomputed_parts & {"norms", "operators"}:
+            again["all_gather", "tp input again", h * element] = 1
     if layout.sp:
         for width in plain:
             again["all_gather", "tp input", width * element] += 1

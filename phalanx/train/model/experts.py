@@ -24,6 +24,7 @@ from phalanx.train.model.layers import Projection, swiglu
 from phalanx.train.parallel.expert import ExpertParallel
 from phalanx.train.parallel.tensor import TensorParallel
 from phalanx.train.parameters import Declared, Start
+from phalanx.train.saved import Saved
 from phalanx.train.weight_gradients import WeightGradients
 
 
@@ -181,8 +182,8 @@ class _WideWork:
 
 
 def _counts(visits: Tensor, kept: Tensor | None) -> Tensor:
-    """Visits of each expert, and after them how many were dropped: fp64 [E + 1]."""
-    experts = visits.sum((0, 1), dtype=torch.float64)
+    """Visits of each expert, and after them how many were dropped: int64 [E + 1]."""
+    experts = visits.sum((0, 1), dtype=torch.int64)
     happen = experts.sum() if kept is None else kept.sum()
     return torch.cat([experts, (experts.sum() - happen).view(1)])
 
@@ -235,18 +236,15 @@ class RoutedExperts(nn.Module):
         self.up = Stack(f"{prefix}.up", E, (h, f), "normal")
         self.down = Stack(f"{prefix}.down", E, (f, h), "residual")
 
-    def forward(self, x: Tensor, routing: Routing) -> Tensor:
+    def forward(self, x: Tensor, routing: Routing, saved: Saved) -> Tensor:
         """[s, b, h] to this tensor-parallel rank's part of the sum, [s, b, h]."""
         plan = self.ep.plan(routing.chosen, routing.kept, self.experts)
         rows = self.ep.dispatch(x, plan)
-        (y,) = self._products(self._width(rows, plan.counts), plan.counts, self.down)
+        stacks = [self.up] if self.gate is None else [self.gate, self.up]
+        wide = self._products(rows, plan.counts, *stacks)
+        (y,) = saved.run("activation", activate, *wide)
+        (y,) = self._products(y, plan.counts, self.down)
         return self.ep.combine(y, routing.weights, plan)
-
-    def _width(self, rows: Tensor, counts: list[int]) -> Tensor:
-        if self.gate is None:
-            (up,) = self._products(rows, counts, self.up)
-            return F.gelu(up, approximate="tanh")
-        return swiglu(*self._products(rows, counts, self.gate, self.up))
 
     def _products(self, rows: Tensor, counts: list[int], *stacks: Stack) -> tuple[Tensor, ...]:
         weights = [stack.weight for stack in stacks]
@@ -303,12 +301,21 @@ class SharedExperts(nn.Module):
         self.up = Projection(f"{prefix}.up", (h, f), "out", tp)
         self.down = Projection(f"{prefix}.down", (f, h), "in", tp)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, saved: Saved) -> Tensor:
         """[s, b, h] to this tensor-parallel rank's part of the sum, [s, b, h]."""
-        up = self.tp.product(x, self.up)
-        if self.gate is None:
-            return self.tp.product(F.gelu(up, approximate="tanh"), self.down)
-        return self.tp.product(swiglu(self.tp.product(x, self.gate), up), self.down)
+        wide = saved.run("mlp", self._widen, x)
+        (y,) = saved.run("activation", activate, *wide)
+        return self.tp.product(y, self.down)
+
+    def _widen(self, x: Tensor) -> list[Tensor]:
+        """[s, b, h] to the inputs of the activation function, [s, b, f/t] each."""
+        inputs = [self.up] if self.gate is None else [self.gate, self.up]
+        return [self.tp.product(x, layer) for layer in inputs]
+
+
+def activate(*wide: Tensor) -> Tensor:
+    """GELU of one input, or SwiGLU of a gate and another."""
+    return swiglu(*wide) if len(wide) > 1 else F.gelu(wide[0], approximate="tanh")
 
 
 class Experts(nn.Module):
@@ -327,7 +334,7 @@ class Experts(nn.Module):
         ep: ExpertParallel,
     ) -> None:
         super().__init__()
-        self.tp = tp
+        self.tp, self.saved = tp, Saved()
         self.router = Router(f"{prefix}.router", shape, recipe, tp)
         self.routed = RoutedExperts(f"{prefix}.experts", shape, ep, tp.gradients)
         shared = SharedExperts(f"{prefix}.shared", shape, tp) if shape.shared_experts else None
@@ -337,7 +344,15 @@ class Experts(nn.Module):
     def forward(self, x: Tensor, batch: MicroBatch) -> Tensor:
         """[s/t, b, h] to [s/t, b, h]."""
         whole = self.tp.whole(x)
-        y = self.routed(whole, self.router(whole, batch))
+        if self.tp.sequence:
+            self.saved.forget("norms", [whole], self._gather, x)
+        y = self.routed(whole, self.router(whole, batch), self.saved)
         if self.shared is not None:
-            y = y + self.shared(whole)
+            y = y + self.shared(whole, self.saved)
         return self.tp.sum(y)
+
+    def _gather(self, x: Tensor) -> Tensor:
+        """The whole sequence once more, for backward."""
+        whole, pending = self.tp.gather_sequence(x, "tp input again")
+        pending.wait()
+        return whole
