@@ -17,6 +17,7 @@ from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.precision import formats
 from phalanx.core.run import Recipe
+from phalanx.cost.axes.context import held_in_backward
 from phalanx.cost.params import (
     Held,
     block_held,
@@ -26,7 +27,16 @@ from phalanx.cost.params import (
     stages_of_rank,
     table_held,
 )
-from phalanx.cost.saved import OURS, Saved, Stack, block_saved, bytes_per_token, head_saved, kept
+from phalanx.cost.saved import (
+    OURS,
+    Saved,
+    Stack,
+    block_saved,
+    bytes_per_token,
+    head_saved,
+    kept,
+    mlp_saved,
+)
 from phalanx.cost.state import StateBytes
 from phalanx.schedules.placement import placement
 
@@ -307,7 +317,15 @@ class _Rank:
         return max((self._on_the_way(layer) for layer in self.kinds), default=0.0)
 
     def _on_the_way(self, layer: int) -> float:
-        """While the MLP of a block is differentiated."""
+        """While a block is differentiated: its MLP, or under cp its attention."""
+        mlp = self.tokens * self._mlp_on_the_way(layer)
+        if self.layout.cp == 1 or not self.stack.key_gradients_travel:
+            return mlp
+        attention = held_in_backward(self.shape, self.layout, self.element)
+        gone = bytes_per_token(mlp_saved(self.saved(layer)), self.layout)
+        return max(mlp, self.tokens * (attention - gone))
+
+    def _mlp_on_the_way(self, layer: int) -> float:
         shape, t = self.shape, self.layout.tp
         routed = shape.is_moe and layer >= shape.dense_layers
         # a gelu lets go of its output before its input has a gradient; a swiglu holds it
@@ -319,7 +337,7 @@ class _Rank:
         else:
             per_token = inputs * shape.ffn / t
         whole = 2 * shape.hidden  # gathered gradient of the output, gathered input
-        return self.tokens * self.element * (per_token + whole)
+        return self.element * (per_token + whole)
 
     @property
     def boundary(self) -> float:

@@ -81,6 +81,7 @@ class Stack:
             is whole on its rank, and tp ranks send it the rows of their parts of the sequence.
         parts_as_ledger: parts of blocks are recomputed as `kept` says, which is how we do it.
         master_weights: 16-bit weights have wider copies, which the optimizer moves.
+        key_gradients_travel: under cp, attention holds gradients of keys and values on their way.
         reduced_apart: under ZeRO-1 a rank's part of the reduced gradient has memory of its own.
         adds_apart: a product leaves the gradient of its matrix apart, and another pass adds it up.
         travels_on: under ZeRO-2 and 3 the last gradient of a micro-batch may travel until the
@@ -104,6 +105,7 @@ class Stack:
     gathers_experts: bool = False
     parts_as_ledger: bool = False
     master_weights: bool = True
+    key_gradients_travel: bool = False
     reduced_apart: bool = False
     adds_apart: bool = False
     travels_on: bool = False
@@ -119,6 +121,7 @@ OURS = Stack(
     angles=True,
     gathers_experts=True,
     parts_as_ledger=True,
+    key_gradients_travel=True,
     reduced_apart=True,
     adds_apart=True,
     travels_on=True,
@@ -183,6 +186,12 @@ def kept(saved: Iterable[Saved], recompute: str) -> tuple[Saved, ...]:
         raise UsageError(f"recompute={recompute}; it can be {modes}")
     names = tuple(name for part in parts for name in KEPT_BY[part])
     return tuple(item for item in saved if not item.name.startswith(names))
+
+
+def mlp_saved(saved: tuple[Saved, ...]) -> tuple[Saved, ...]:
+    """What is let go when the MLP of a block has been differentiated, and its attention has not."""
+    start = next(i for i, item in enumerate(saved) if item.name.startswith("mlp norm"))
+    return saved[start:]
 
 
 def bytes_per_token(saved: Iterable[Saved], layout: Layout) -> float:

@@ -14,11 +14,20 @@ import numpy as np
 from phalanx.core.layout import RECOMPUTE, Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.precision import formats
+from phalanx.cost.axes.context import held_in_backward
 from phalanx.cost.blocks import HALF
 from phalanx.cost.memory import state_bytes
 from phalanx.cost.params import block_held, embedding_held, head_held, table_held
 from phalanx.cost.practice import Practice
-from phalanx.cost.saved import Saved, Stack, block_saved, bytes_per_token, head_saved, kept
+from phalanx.cost.saved import (
+    Saved,
+    Stack,
+    block_saved,
+    bytes_per_token,
+    head_saved,
+    kept,
+    mlp_saved,
+)
 from phalanx.cost.state import StateBytes
 from phalanx.plan.bulk_moments import RankBytes, Whole, with_plain, worst_moment
 from phalanx.plan.bulk_pipeline import Ranks, held_by, ranks_of
@@ -26,6 +35,8 @@ from phalanx.plan.bytes import SPLIT
 from phalanx.plan.candidates import Space
 from phalanx.plan.columns import Booleans, Floats, Integers, Rows, Sharding, largest
 from phalanx.schedules.placement import placement
+
+MANY = 3  # cp ranks; with more a ring holds no more
 
 
 class Table:
@@ -110,9 +121,10 @@ class Ledger:
             for name in ("dense", "routed", "dense_again", "routed_again")
         }
         cut = {
-            name: self._kept[name].of(rows.tp, rows.sp)
-            for name in ("dense_gradients", "routed_gradients", "head")
+            name: self._kept[name].of(rows.tp, rows.sp, np.minimum(rows.cp, MANY))
+            for name in ("dense_gradients", "routed_gradients")
         }
+        cut["head"] = self._kept["head"].of(rows.tp, rows.sp)
         if self.practice.keeps_gates and self.where.shape.activation == "swiglu":
             full = rows.recompute == RECOMPUTE.index("full")
             gates = np.where(full, 0.0, HALF * self.where.shape.ffn / rows.tp)
@@ -278,18 +290,23 @@ def _kept_tables(where: Space, stack: Stack, element: int) -> dict[str, Table]:
         dropped = [[s for s in saved if s not in kept(saved, name)] for name in RECOMPUTE]
         return Table(lambda tp, sp, mode: size(dropped[mode], tp, sp), tps, (0, 1), range(3))
 
-    def gradients(*, experts: bool) -> Table:
-        return Table(
-            lambda tp, sp: _gradients(shape, tp, sp, routed=experts) * element, tps, (0, 1)
-        )
+    def gradients(saved: tuple[Saved, ...], *, experts: bool) -> Table:
+        def price(tp: int, sp: int, cp: int) -> float:
+            mlp = _gradients(shape, tp, sp, routed=experts) * element
+            if cp == 1 or not stack.key_gradients_travel:
+                return mlp
+            attention = held_in_backward(shape, Layout(tp=tp, cp=cp), element)
+            return max(mlp, attention - size(mlp_saved(saved), tp, sp))
+
+        return Table(price, tps, (0, 1), (1, 2, MANY))
 
     return {
         "dense": left(dense),
         "routed": left(routed),
         "dense_again": again(dense),
         "routed_again": again(routed),
-        "dense_gradients": gradients(experts=False),
-        "routed_gradients": gradients(experts=True),
+        "dense_gradients": gradients(dense, experts=False),
+        "routed_gradients": gradients(routed, experts=True),
         "head": Table(lambda tp, sp: size(of_head, tp, sp), tps, (0, 1)),
     }
 

@@ -18,7 +18,8 @@ Jacobs et al. 2023 (arXiv:2309.14509), section 3.
 from collections.abc import Iterator
 
 from phalanx.core.errors import RefusedError, divisors, shorten
-from phalanx.core.layout import Coordinates
+from phalanx.core.layout import Coordinates, Layout
+from phalanx.core.model import ModelShape
 from phalanx.core.run import Run
 from phalanx.core.traffic import Transfer
 from phalanx.cost.units import bytes_per_element, passes, stages_at, tokens_at
@@ -52,46 +53,66 @@ def _of_block(run: Run) -> Iterator[Transfer]:
     """What one block sends for one micro-batch."""
     layout = run.layout
     again = layout.segment > 0 or "core" in layout.recomputed_parts
-    passes = 2 if again else 1
+    forwards = 2 if again else 1
     match layout.context:
         case "ring":
-            yield from _ring(run, passes)
+            yield from _ring(run, forwards)
         case "gather":
-            yield from _gather(run, passes)
+            yield from _gather(run, forwards)
         case "ulysses":
-            yield from _ulysses(run, passes)
+            yield from _ulysses(run, forwards)
 
 
-def _ring(run: Run, passes: int) -> Iterator[Transfer]:
+def _ring(run: Run, forwards: int) -> Iterator[Transfer]:
     compute, wide = bytes_per_element(run.layout)
     hops, size = run.layout.cp - 1, _key_values(run)
-    yield Transfer("context", "send", "keys and values", size * compute, hops * (passes + 1))
+    yield Transfer("context", "send", "keys and values", size * compute, hops * (forwards + 1))
     yield Transfer("context", "send", "key and value gradients", size * wide, hops)
 
 
-def _gather(run: Run, passes: int) -> Iterator[Transfer]:
+def _gather(run: Run, forwards: int) -> Iterator[Transfer]:
     compute, wide = bytes_per_element(run.layout)
     size = run.layout.cp * _key_values(run)
-    yield Transfer("context", "all_gather", "keys and values", size * compute, passes + 1)
+    yield Transfer("context", "all_gather", "keys and values", size * compute, forwards + 1)
     yield Transfer("context", "reduce_scatter", "key and value gradients", size * wide)
 
 
-def _ulysses(run: Run, passes: int) -> Iterator[Transfer]:
+def _ulysses(run: Run, forwards: int) -> Iterator[Transfer]:
     compute, _ = bytes_per_element(run.layout)
     shape, head = run.model, tokens_at(run) * run.model.heads // run.layout.tp * compute
-    query, result = (
-        (head * shape.qk_width, head * shape.v_head)
-        if shape.is_mla
-        else (head * shape.head_dim,) * 2
-    )
+    query, result = head * shape.qk_width, head * (shape.kv_width - shape.qk_width)
     inputs = query + _key_values(run) * compute
     for purpose, size, times in (
-        ("queries, keys and values", inputs, passes),
-        ("attention result", result, passes),
+        ("queries, keys and values", inputs, forwards),
+        ("attention result", result, forwards),
         ("attention result and gradient", 2 * result, 1),
         ("query, key and value gradients", inputs, 1),
     ):
         yield Transfer("context", "all_to_all", purpose, size, times)
+
+
+def held_in_backward(shape: ModelShape, layout: Layout, element: int) -> float:
+    """Bytes per token of a rank that attention holds at most while it is differentiated.
+
+    For q elements of queries and results, k of keys and values, e bytes each and w while they are
+    added up: 2 q of gradients come in, 2 k of blocks are here or on their way, and q + k leave the
+    kernel. Beside that
+
+        ring       w (q + 4 k)          what a rank adds to its own, to this block, and what
+                                        arrives and leaves; 2 k between two ranks
+        gather     w (q + (c + 2) k)    of all blocks at once, and c k of keys and values
+        ulysses    e 2 (q + k)          of all tokens and of this rank's, before and after the trade
+    """
+    t, c, wide = layout.tp, layout.cp, max(element, 4)
+    q, k = shape.heads // t * shape.qk_width, shape.kv_heads_of_rank(t) * shape.kv_width
+    common = element * (2 * shape.hidden + q + k)
+    match layout.context:
+        case "gather":
+            return common + element * c * k + wide * (q + (c + 2) * k)
+        case "ulysses":
+            return common + element * 2 * (q + k)
+        case _:
+            return common + element * 2 * k + wide * (q + (4 if c > 2 else 2) * k)
 
 
 def _key_values(run: Run) -> int:

@@ -195,7 +195,7 @@ class _BlockByBlock(torch.autograd.Function):
         q, k, v, y, lse = cast(tuple[Tensor, ...], ctx.saved_tensors)
         done, grad = Attended(_by_head(y, v), lse), _by_head(grads[0], v)
         dq = torch.zeros_like(q, dtype=lse.dtype)
-        travel, widths = sequence.context.travel, (k.shape[-1], v.shape[-1])
+        travel = sequence.context.travel
 
         def gradients() -> Iterator[tuple[int, Tensor]]:
             for source, kv in travel.blocks(torch.cat((k, v), -1)):
@@ -204,13 +204,20 @@ class _BlockByBlock(torch.autograd.Function):
                 found = differentiate_block(block, done.rows(queries), grad[:, :, queries])
                 dq[queries] += _tokens_first(found[0])
                 part = torch.zeros_like(kv, dtype=lse.dtype)
-                for x, y in zip(part[keys].split(widths, -1), found[1:], strict=True):
-                    x.copy_(_tokens_first(y))
-                del block, kv, found
+                _fill(part[keys], found[1:])
+                del block, kv, found  # not to be held while others are waited for
                 yield source, part
+                del part
 
-        dk, dv = travel.home(gradients()).to(q.dtype).split(widths, -1)
+        dk, dv = travel.home(gradients()).to(q.dtype).split((k.shape[-1], v.shape[-1]), -1)
         return None, dq.to(q.dtype), dk, dv
+
+
+def _fill(part: Tensor, gradients: tuple[Tensor, ...]) -> None:
+    """Lay gradients of keys and of values, [b, g, m, d] and [b, g, m, w], side by side."""
+    widths = [x.shape[-1] for x in gradients]
+    for place, x in zip(part.split(widths, -1), gradients, strict=True):
+        place.copy_(_tokens_first(x))
 
 
 class _Ring:
@@ -261,6 +268,7 @@ class _Gather:
         whole = mine.new_empty((size * len(mine), *mine.shape[1:]))
         pending = self.group.all_gather(whole, mine.contiguous(), "keys and values")
         yield me, mine
+        del mine
         pending.wait()
         for step in range(1, size):
             source = (me - step) % size
@@ -268,9 +276,13 @@ class _Gather:
 
     def home(self, gradients: Iterator[tuple[int, Tensor]]) -> Tensor:
         """All ranks add up what each has for each."""
-        parts = dict(gradients)
-        mine = torch.empty_like(parts[self.group.index])
-        whole = torch.cat([parts.pop(rank) for rank in range(self.group.size)])
+        source, mine = next(gradients)
+        whole = mine.new_empty((self.group.size * len(mine), *mine.shape[1:]))
+        parts = whole.chunk(self.group.size)
+        parts[source].copy_(mine)
+        for source, part in gradients:
+            parts[source].copy_(part)
+            del part
         self.group.reduce_scatter(mine, whole, "key and value gradients").wait()
         return mine
 
@@ -297,9 +309,9 @@ class _AcrossHeads(torch.autograd.Function):
         width = mine[2].shape[-1]
         pair = tuple(x.unflatten(2, (-1, width)) for x in (y, grads[0]))
         out, grad = _to_heads(group, pair, "attention result and gradient")
-        block = _whole_block(sequence, mine)
         done = Attended(_heads_first(out), lse)
-        found = differentiate_block(block, done, _heads_first(grad))
+        found = differentiate_block(_whole_block(sequence, mine), done, _heads_first(grad))
+        del mine, pair, out, grad, done  # not to be held while others are waited for
         trade = tuple(_tokens_first(x) for x in found)
         return None, *_to_tokens(group, trade, "query, key and value gradients")
 
@@ -316,10 +328,8 @@ def _to_heads(group: Group, xs: tuple[Tensor, ...], purpose: str) -> list[Tensor
     """All tokens of this rank's heads, in order: each [n, b, a, d] to [s, b, a/c, d]."""
     c, n = group.size, len(xs[0])
     split = [x.unflatten(2, (c, -1)).movedim(2, 0) for x in xs]
-    sent = torch.cat([x.flatten(-2) for x in split], -1)
-    arrived = torch.empty_like(sent)
-    group.all_to_all(arrived, sent, purpose).wait()
-    chunks = arrived.view(2 * c, n // 2, *sent.shape[2:])
+    arrived = _traded(group, torch.cat([x.flatten(-2) for x in split], -1), purpose)
+    chunks = arrived.view(2 * c, n // 2, *arrived.shape[2:])
     whole = chunks[_held_order(c).argsort()].flatten(0, 1)
     return _unpacked(whole, [x.shape[-2:] for x in split])
 
@@ -327,13 +337,17 @@ def _to_heads(group: Group, xs: tuple[Tensor, ...], purpose: str) -> list[Tensor
 def _to_tokens(group: Group, xs: tuple[Tensor, ...], purpose: str) -> list[Tensor]:
     """The way back: each [s, b, a/c, d] to [n, b, a, d]."""
     c = group.size
-    whole = torch.cat([x.flatten(-2) for x in xs], -1)
-    chunks = whole.unflatten(0, (2 * c, -1))[_held_order(c)]
-    sent = chunks.unflatten(0, (c, 2)).flatten(1, 2)
+    chunks = torch.cat([x.flatten(-2) for x in xs], -1).unflatten(0, (2 * c, -1))
+    chunks = chunks[_held_order(c)].unflatten(0, (c, 2)).flatten(1, 2)
+    parts = _unpacked(_traded(group, chunks, purpose), [x.shape[-2:] for x in xs])
+    return [x.movedim(0, 2).flatten(2, 3) for x in parts]
+
+
+def _traded(group: Group, sent: Tensor, purpose: str) -> Tensor:
+    """Row i of `sent` for row i of rank i."""
     arrived = torch.empty_like(sent)
     group.all_to_all(arrived, sent, purpose).wait()
-    parts = _unpacked(arrived, [x.shape[-2:] for x in xs])
-    return [x.movedim(0, 2).flatten(2, 3) for x in parts]
+    return arrived
 
 
 def _held_order(c: int) -> Tensor:
