@@ -28,6 +28,7 @@ RECOMPUTE = ("none", "selective", "full")
 # Or full:k, which keeps the input of every k-th block only (Chen et al. 2016, arXiv:1604.06174).
 # Or some parts of a block, joined by +: selective is core; operators is every cheap operator and
 # every second product, as selective checkpointing per operator does it.
+OFFLOADS = ("activations", "optimizer", "nvme")
 RECOMPUTE_PARTS = ("core", "norms", "mlp", "activation", "latent", "experts", "operators")
 CONTEXTS = ("ring", "gather", "ulysses")
 
@@ -57,6 +58,11 @@ class Layout:
             the last may hold none, only the embedding or the head.
         recompute: which activations are computed again in backward; a mode, full:k for segments
             of k blocks, or parts as in mlp+norms.
+        offload: what leaves the device between its uses: activations, optimizer (master weights,
+            moments and gradients, with their update), or nvme (these and the weights, in files);
+            joined by +.
+        reshard: under zero=3, whether gathered weights are let go after forward; else they stay
+            until the last backward of the step.
         logits: tokens whose logits are alive at once, in the loss; 0 means all, from forward to
             backward.
         precision: of the matrix products; "auto" is bf16 on GPU and fp32 on CPU. See
@@ -81,6 +87,8 @@ class Layout:
     mb: int = 1
     stages: tuple[int, ...] = ()
     recompute: str = "none"
+    offload: str = "none"
+    reshard: bool = True
     logits: int = 0
     precision: str = "auto"
     sp: bool | None = None
@@ -97,6 +105,8 @@ class Layout:
         _one_of("zero", self.zero, (0, 1, 2, 3))
         if not self.schedule.endswith(".csv"):
             _one_of("schedule", self.schedule, SCHEDULES)
+        if self.offload != "none" and not set(self.offload.split("+")) <= set(OFFLOADS):
+            _one_of("offload", self.offload, ("none", *OFFLOADS))
         if self.logits < 0:
             raise UsageError(f"logits={self.logits}; it is a number of tokens, or 0 for all")
         if not set(self.recompute.split("+")) <= set(RECOMPUTE_PARTS) and not self.segment:
@@ -146,6 +156,11 @@ class Layout:
         """The length that ranks compute with: whole parts, and two chunks on each cp rank."""
         unit = self.sequence_parts * (2 if self.cp > 1 else 1)
         return -(-seq // unit) * unit
+
+    @property
+    def offloads(self) -> frozenset[str]:
+        """What leaves the device, of `OFFLOADS`."""
+        return frozenset(self.offload.split("+")) - {"none"}
 
     @property
     def segment(self) -> int:
@@ -312,9 +327,9 @@ def _one_of(key: str, value: object, allowed: tuple[object, ...]) -> None:
 def _read(key: str, value: object) -> object:
     if key == "schedule" and str(value).endswith(".csv"):
         return str(value)
-    if key in ("schedule", "recompute", "precision", "context"):
+    if key in ("schedule", "recompute", "offload", "precision", "context"):
         return str(value).lower()
-    if key in ("sp", "compile", "optimistic"):
+    if key in ("sp", "compile", "optimistic", "reshard"):
         return _switch(key, value)
     if key == "stages":
         parts = value if isinstance(value, list | tuple) else str(value).split("+")

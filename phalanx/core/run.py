@@ -150,6 +150,8 @@ class Data:
             it is the zero byte.
         document_mask: tokens attend only within their own document, and positions restart.
         validation: share of the corpus held out, taken from its end.
+        offload_folder: where `offload=nvme` keeps its files, on a fast disk; empty means the
+            system's folder for temporary files. They have no name and are never left behind.
     """
 
     path: str = ""
@@ -157,6 +159,7 @@ class Data:
     separator: int = -1
     document_mask: bool = False
     validation: float = 0.01
+    offload_folder: str = ""
 
     def __post_init__(self) -> None:
         """Reject values outside their domain."""

@@ -25,6 +25,7 @@ class Optimizer:
         updates: how often the weights have moved; the learning rate follows it, so that a
             skipped step does not advance the schedule.
         updates_per_step: how many of them have the learning rate of one step.
+        of: the optimizer of each unit.
     """
 
     def __init__(self, recipe: Recipe, units: Sequence[ShardedUnit]) -> None:
@@ -32,14 +33,7 @@ class Optimizer:
         self.updates = 0
         self.updates_per_step = 1
         self.units = list(units)
-        stretches = [
-            Stretch(unit, start, stop, unit.master[start:stop], decays)
-            for unit in (sharded.unit for sharded in self.units)
-            for start, stop, decays in unit.optimizer_runs()
-        ]
-        self._parts = [stretch[:4] for stretch in stretches]
-        wide = (recipe.master_weights, recipe.moments) == ("fp32", "fp32")
-        self._torch = (_torch_optimizer if wide else NarrowAdamW)(recipe, stretches)
+        self.of = {sharded: OfUnit(recipe, sharded) for sharded in self.units}
 
     @property
     def learning_rate(self) -> float:
@@ -47,9 +41,18 @@ class Optimizer:
         return self.recipe.learning_rate_at(self.updates // self.updates_per_step)
 
     def step(self) -> None:
-        """Move the master weights, and let every rank know the new ones."""
-        self._move()
-        self.confirm()
+        """Move the master weights, and let every rank know the new ones.
+
+        Unit by unit: while one is updated, the new weights of the one before are on their way, and
+        what lives elsewhere is fetched one unit ahead.
+        """
+        for unit, following in zip(self.units, [*self.units[1:], None], strict=True):
+            if following is not None:
+                self.of[following].expect()
+            self.of[unit].move(self.learning_rate)
+            unit.publish()
+            self.of[unit].rest()
+        self.updates += 1
 
     def attempt(self) -> Callable[[], None]:
         """Move the master weights before it is known whether they should, and tell no other rank.
@@ -62,16 +65,13 @@ class Optimizer:
 
         Source: Qi et al. 2024 (arXiv:2401.10241), section 4.
         """
-        parts = [part for _, _, _, part in self._parts]
-        state = self._torch.state
-        masters = [part.clone() for part in parts]
-        states = [{k: v.clone() for k, v in state.get(part, {}).items()} for part in parts]
-        self._move()
+        undo = [of.remember() for of in self.of.values()]
+        for of in self.of.values():
+            of.move(self.learning_rate)
 
         def take_back() -> None:
-            for part, master, before in zip(parts, masters, states, strict=True):
-                part.copy_(master)
-                state[part] = before
+            for one in undo:
+                one()
 
         return take_back
 
@@ -81,21 +81,9 @@ class Optimizer:
         for unit in self.units:
             unit.publish()
 
-    def _move(self) -> None:
-        for group in self._torch.param_groups:
-            group["lr"] = self.learning_rate
-        self._torch.step()
-
     def moments(self, unit: Unit) -> dict[str, Tensor]:
         """The optimizer's state of one unit, each as long as `unit.master`; empty for SGD."""
-        if self.recipe.optimizer == "sgd":
-            return {}
-        whole = self.no_moments(unit)
-        for owner, start, stop, part in self._parts:
-            if owner is unit and part in self._torch.state:
-                for name in MOMENTS:
-                    whole[name][start:stop] = self._torch.state[part][name]
-        return whole
+        return next(of.moments for sharded, of in self.of.items() if sharded.unit is unit)
 
     def no_moments(self, unit: Unit) -> dict[str, Tensor]:
         """The state of one unit before the first update."""
@@ -104,12 +92,71 @@ class Optimizer:
 
     def restore(self, unit: Unit, moments: dict[str, Tensor]) -> None:
         """Set the state of one unit, as `moments` gave it after `updates` updates."""
-        for owner, start, stop, part in self._parts:
-            if owner is unit and moments:
-                steps = torch.tensor(float(self.updates), device=part.device)
-                state = {"step": steps}
-                state |= {name: moments[name][start:stop].clone() for name in MOMENTS}
-                self._torch.state[part] = state
+        of = next(of for sharded, of in self.of.items() if sharded.unit is unit)
+        for name, values in moments.items():
+            of.moments[name].copy_(values)
+        of.count(self.updates if moments else 0)
+
+
+class OfUnit:
+    """The optimizer of one unit, whose state lives where its master weights do.
+
+    Attributes:
+        moments: by name, each like `unit.master`; none for SGD.
+        torch: does the arithmetic; None where a rank has only padding.
+    """
+
+    def __init__(self, recipe: Recipe, sharded: ShardedUnit) -> None:
+        unit, self.memory = sharded.unit, sharded.memory
+        self.unit, self.moments = unit, dict[str, Tensor]()
+        if recipe.optimizer != "sgd":
+            dtype = MOMENT_DTYPES[recipe.moments] or unit.grad.dtype
+            self.moments = {name: self.memory.zeros(len(unit.master), dtype) for name in MOMENTS}
+        self._stretches = [
+            Stretch(unit, start, stop, unit.master[start:stop], decays)
+            for start, stop, decays in unit.optimizer_runs()
+        ]
+        wide = (recipe.master_weights, recipe.moments) == ("fp32", "fp32")
+        make = _torch_optimizer if wide else NarrowAdamW
+        self.torch = make(recipe, self._stretches) if self._stretches else None
+        self.count(0)
+
+    def count(self, updates: int) -> None:
+        """Let torch know our moments, and how many updates made them."""
+        if self.torch is None or not self.moments:
+            return
+        for _, start, stop, part, _ in self._stretches:
+            state = {name: values[start:stop] for name, values in self.moments.items()}
+            steps = torch.tensor(float(updates), device=part.device)
+            self.torch.state[part] = {"step": steps, **state}
+
+    def move(self, rate: float) -> None:
+        """Move the master weights of this unit."""
+        if self.torch is not None:
+            for group in self.torch.param_groups:
+                group["lr"] = rate
+            self.torch.step()
+
+    def remember(self) -> Callable[[], None]:
+        """Copy weights and state; calling the result brings back the same bits."""
+        now = [self.unit.master, *self.moments.values()]
+        state = self.torch.state.values() if self.torch is not None else ()
+        now += [x["step"] for x in state if "step" in x]
+        before = [x.clone() for x in now]
+
+        def take_back() -> None:
+            for x, was in zip(now, before, strict=True):
+                x.copy_(was)
+
+        return take_back
+
+    def expect(self) -> None:
+        """The unit comes next."""
+        self.memory.expect(self.unit.master, self.unit.grad, *self.moments.values())
+
+    def rest(self) -> None:
+        """The unit is done."""
+        self.memory.rest(self.unit.master, self.unit.grad, *self.moments.values())
 
 
 def _torch_optimizer(recipe: Recipe, stretches: Sequence[Stretch]) -> torch.optim.Optimizer:
@@ -146,8 +193,12 @@ def global_norm(units: Sequence[ShardedUnit], world: Group, kind: float) -> floa
 
 def late_norm(units: Sequence[ShardedUnit], world: Group, kind: float) -> tuple[float, Late]:
     """This rank's share of the global norm, and the norm itself, on its way."""
-    parts = [u.unit.grad[run.start : run.stop] for u in units for run in u.unit.own_runs()]
-    norms = [torch.linalg.vector_norm(part, kind).double() for part in parts]
+    norms = [
+        torch.linalg.vector_norm(grad[run.start : run.stop], kind).double()
+        for u in units
+        for grad in u.gradients()
+        for run in u.unit.own_runs()
+    ]
     device = units[0].unit.grad.device
     total = torch.zeros(1, dtype=torch.float64, device=device)
     if norms and math.isinf(kind):
@@ -176,4 +227,5 @@ def clip(units: Sequence[ShardedUnit], norm: float, limit: float) -> None:
     """
     if limit and norm > limit:
         for unit in units:
-            unit.unit.grad.mul_(limit / norm)
+            for grad in unit.gradients():
+                grad.mul_(limit / norm)

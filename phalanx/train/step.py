@@ -165,7 +165,7 @@ def passes(engine: Engine, step: int, batch: Batch) -> Late:
         for unit in engine.units:
             unit.finish()
         engine.balancer.reduce()
-        engine.loss_scale.unscale(unit.unit.grad for unit in engine.units)
+        engine.loss_scale.unscale(grad for unit in engine.units for grad in unit.gradients())
         return late_loss(engine, loss, valid)
 
 

@@ -13,6 +13,7 @@ from weakref import WeakMethod
 import torch
 from torch import Tensor, nn
 
+from phalanx.train.offload import Memory, OnDevice
 from phalanx.train.parameters import Box, Declaration, Held
 from phalanx.train.precision.dtypes import Precision
 
@@ -96,25 +97,29 @@ class Unit:
         length = self.padded // self.num_parts
         return self.part * length, (self.part + 1) * length
 
-    def allocate(self, device: torch.device, *, sharded: bool, separate: bool) -> None:
+    def allocate(
+        self, device: torch.device, memory: Memory | None = None, *, sharded: bool, separate: bool
+    ) -> None:
         """Make the vectors and bind the modules' parameters to them.
 
         Args:
-            device: where they live.
+            device: where the weights live.
+            memory: where the rest lives; by default on the device too.
             sharded: keep master weights and gradients for this rank's part only.
             separate: keep the master weights apart from the weights even in one dtype, because
                 the weights come and go.
         """
         compute, master = self.precision.compute, self.precision.master
         gradient = self.precision.gradient
+        memory = memory or OnDevice(device)
         self.weights = torch.zeros(self.padded, dtype=compute, device=device)
         if sharded:
             self.low, self.high = self.my_part
         if compute == master and not separate:
             self.master = self.weights[self.low : self.high]
         else:
-            self.master = torch.zeros(self.high - self.low, dtype=master, device=device)
-        self.grad = torch.zeros(self.high - self.low, dtype=gradient, device=device)
+            self.master = memory.zeros(self.high - self.low, master)
+        self.grad = memory.zeros(self.high - self.low, gradient)
         self._bind()
 
     def _bind(self) -> None:

@@ -203,7 +203,8 @@ def skips_a_block(engine: Engine) -> Engine:
 
 def decays_vectors(engine: Engine) -> Engine:
     """Weight decay reaches norms and biases."""
-    for group in engine.optimizer._torch.param_groups:
+    groups = [g for of in engine.optimizer.of.values() if of.torch for g in of.torch.param_groups]
+    for group in groups:
         group["weight_decay"] = engine.run.recipe.weight_decay
     return engine
 

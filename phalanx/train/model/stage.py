@@ -16,6 +16,7 @@ from phalanx.train.model.batch import MicroBatch
 from phalanx.train.model.block import Block
 from phalanx.train.model.ends import Embedding, Head, Table
 from phalanx.train.model.experts import Experts, Router
+from phalanx.train.offload import HostBuffers, memory_of
 from phalanx.train.parallel.data import Reducer, ShardedUnit
 from phalanx.train.parallel.expert import ExpertParallel
 from phalanx.train.parallel.tensor import TensorParallel
@@ -74,12 +75,14 @@ class Stage:
         Returns:
             [s/t, b, h]; on the last stage the sum of the losses, or this rank's logits.
         """
+        y = x
         for segment in self._segments():
             with self.saved.watching():
-                x = self._segment(segment, x, batch, logits=logits)
-        if x is None:
+                y = self._segment(segment, y, batch, logits=logits)
+        if y is None:
             raise ValueError(f"stage {self.index} has no parts")
-        return x
+        self.saved.let_go(x)
+        return y
 
     def _segments(self) -> list[list[int]]:
         """The parts that are computed together: some blocks if they are recomputed, else one."""
@@ -184,6 +187,7 @@ def build_stages(
     layout, where = mesh.layout, placement(mesh.layout)
     layers = layout.layers_of_stages(run.model.layers)
     maker = _UnitMaker(run, mesh, precision, source)
+    host = HostBuffers(mesh.device) if "activations" in layout.offloads else None
     stages = {}
     table: Table | None = None
     for index in sorted(where.stages_of(mesh.at.pp), key=lambda stage: stage % where.depth):
@@ -196,7 +200,7 @@ def build_stages(
         parts = _parts(
             run, (tp, ExpertParallel(mesh.expert)), range(first, first + layers[place]), table
         )
-        saved = Saved(layout.recomputed_parts)
+        saved = Saved(layout.recomputed_parts, host)
         for part in parts:
             if isinstance(part, Block):
                 part.keep(saved)
@@ -206,6 +210,7 @@ def build_stages(
         unique = list(dict.fromkeys(unit for group in per_part for unit in group))
         for unit in unique:
             gradients.adopt(unit, unit.unit.parameters)
+            saved.leave(unit.unit.weights)
         stages[index] = Stage(
             index=index,
             parts=tuple(parts),
@@ -274,6 +279,7 @@ class _UnitMaker:
 
     def __init__(self, run: Run, mesh: Mesh, precision: Precision, source: Source) -> None:
         self.run, self.mesh, self.precision, self.source = run, mesh, precision, source
+        self.memory = memory_of(mesh.layout, mesh.device, run.data.offload_folder)
         self.made: dict[nn.Module, list[ShardedUnit]] = {}
         self.apart = run.model.tied and not placement(mesh.layout).ends_together
 
@@ -311,9 +317,10 @@ class _UnitMaker:
             expert=(mesh.expert.size, mesh.expert.index),
         )
         unit.counted = counted and not (sharded and copies.replica.index)
-        made = ShardedUnit(unit, mesh, copies, tied=tied)
+        made = ShardedUnit(unit, mesh, copies, self.memory, tied=tied)
         unit.fill(self.source)
-        made.release()
+        made.release(between_steps=True)
+        self.memory.rest(unit.master)
         return made
 
 

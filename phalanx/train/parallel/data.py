@@ -8,17 +8,21 @@ The four stages are four policies of one engine (Rajbhandari et al. 2019, arXiv:
     2      weights                  state, grads             every micro-batch, reduce-scatter
     3      -                        state, grads, weights    every micro-batch, reduce-scatter
 
+A unit whose state lives on the host hands its part of the gradient over as soon as it is reduced;
+weights that live in files are gathered before each use, as those of stage 3 are.
+
 Under HSDP the parts are divided among `shard` ranks, and reduced once more over the copies
 (Zhao et al. 2023, arXiv:2304.11277, section 3.2.2). Its cost twin is phalanx/cost/axes/data.py.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from phalanx.train.comm import Pending
 from phalanx.train.mesh import Copies, Mesh
+from phalanx.train.offload import Memory, OnDevice
 from phalanx.train.unit import Unit
 from phalanx.train.weight_gradients import Found, Kept
 
@@ -31,23 +35,33 @@ class ShardedUnit:
         on_complete: called when the current backward has passed every parameter of the unit.
     """
 
-    def __init__(self, unit: Unit, mesh: Mesh, copies: Copies, *, tied: bool) -> None:
+    def __init__(
+        self, unit: Unit, mesh: Mesh, copies: Copies, memory: Memory | None = None, *, tied: bool
+    ) -> None:
         """Allocate what this rank keeps.
 
         Args:
             unit: laid out, without memory.
             mesh: the groups.
             copies: the ranks that hold the same parameters.
+            memory: where master weights and reduced gradients live; by default on the device.
             tied: the same weights also live on the other end of the pipeline.
         """
         self.unit, self.mesh, self.copies, self.tied = unit, mesh, copies, tied
-        stage = mesh.layout.zero_stage
-        self.sharded, self.frees_grads, self.frees_weights = stage >= 1, stage >= 2, stage >= 3
+        self.memory, stage = memory or OnDevice(mesh.device), mesh.layout.zero_stage
+        self.apart = bool(mesh.layout.offloads & {"optimizer", "nvme"})
+        self.sharded, self.frees_grads = stage >= 1, stage >= 2 or self.apart
+        self.frees_weights = stage >= 3 or "nvme" in mesh.layout.offloads
         if unit.shared_stop > unit.partial_stop and mesh.heads.size == 1:
             raise ValueError(f"{unit.name} has shared heads; build_mesh needs model.kv_heads")
-        unit.allocate(mesh.device, sharded=self.sharded, separate=self.frees_weights)
+        unit.allocate(
+            mesh.device,
+            self.memory,
+            sharded=self.sharded,
+            separate=self.frees_weights or self.apart,
+        )
         unit.on_gradient(self._arrive)
-        self._whole_grad = unit.grad if not self.sharded else torch.empty(0)
+        self._whole_grad = torch.empty(0) if self.sharded or self.apart else unit.grad
         self._passed: set[int] = set()
         self._kept: Kept | None = None
         self._filled: set[int] = set()
@@ -70,7 +84,7 @@ class ShardedUnit:
             return
         weights = self.unit.weights
         weights.untyped_storage().resize_(weights.nbytes)
-        mine = self.unit.master.to(weights.dtype)
+        mine = self.memory.load(self.unit.master, weights.dtype)
         self._gathering = self.copies.shard.all_gather(weights, mine, "weights")
 
     def acquire(self) -> None:
@@ -81,9 +95,12 @@ class ShardedUnit:
             self._gathering = None
         self._present = True
 
-    def release(self) -> None:
-        """Let go of the whole weights under stage 3; they are gathered again when needed."""
-        if not self.frees_weights:
+    def release(self, *, between_steps: bool = False) -> None:
+        """Let go of the whole weights under stage 3; they are gathered again when needed.
+
+        Without `reshard` that waits until the step is over.
+        """
+        if not (self.frees_weights and (between_steps or self.mesh.layout.reshard)):
             return
         if self._gathering is not None:
             self._gathering.wait()
@@ -95,7 +112,7 @@ class ShardedUnit:
         """After the optimizer moved this rank's part: make the new weights known to all."""
         unit = self.unit
         if self.frees_weights:
-            self.release()
+            self.release(between_steps=True)
             return
         mine = unit.weights[unit.low : unit.high]
         if mine.data_ptr() != unit.master.data_ptr():
@@ -153,11 +170,17 @@ class ShardedUnit:
             self.mesh.heads.all_reduce(shared, "shared gradients").wait()
         if not self.sharded:
             self._reducing = self.copies.all.all_reduce(whole, "gradients"), whole
-            self._filled.clear()
+            self._forget()
             return
-        part = torch.empty_like(self.unit.grad) if self._reduced_before else self.unit.grad
+        part = self.unit.grad
+        if self._reduced_before or self.apart:
+            part = whole.new_empty(part.shape)
         pending = self.copies.shard.reduce_scatter(part, whole, "gradients")
         self._reducing = pending, part
+        self._forget()
+
+    def _forget(self) -> None:
+        """What has accumulated is on its way."""
         self._filled.clear()
         if self.frees_grads:
             self._whole_grad = torch.empty(0)
@@ -166,7 +189,7 @@ class ShardedUnit:
         """Parameters that took no part have a gradient of zero, not none."""
         if self._whole_grad.numel() == 0:
             self._whole_grad = torch.zeros(
-                self.unit.padded, dtype=self.unit.grad.dtype, device=self.unit.grad.device
+                self.unit.padded, dtype=self.unit.grad.dtype, device=self.mesh.device
             )
         for index in range(len(self.unit.slots)):
             if index not in self._filled:
@@ -179,20 +202,44 @@ class ShardedUnit:
             return
         pending, part = self._reducing
         pending.wait()
-        if self.sharded and self._reduced_before:
+        if self.apart:
+            self._hand_over(part)
+        elif self.sharded and self._reduced_before:
             self.unit.grad.add_(part)
         self._reduced_before = True
         self._reducing = None
 
+    def _hand_over(self, part: Tensor) -> None:
+        """Give this rank's part of the gradient to the memory where the update is made."""
+        if self._reduced_before:
+            self.unit.grad.add_(part.to(self.unit.grad.device))
+        else:
+            self.unit.grad.copy_(part)
+        self.memory.rest(self.unit.grad)
+
     def finish(self) -> None:
         """Make `unit.grad` the gradient of the whole batch."""
         self.settle()
+        more = [(self.mesh.twins, "gradients both ways")]
         if self.sharded:
-            self.copies.replica.all_reduce(self.unit.grad, "gradients of copies").wait()
-        self.mesh.twins.all_reduce(self.unit.grad, "gradients both ways").wait()
+            more.insert(0, (self.copies.replica, "gradients of copies"))
         if self.tied:
-            self.mesh.ends.all_reduce(self.unit.grad, "tied embedding").wait()
+            more.append((self.mesh.ends, "tied embedding"))
+        more = [(group, purpose) for group, purpose in more if group.size > 1]
+        if more:
+            grad = self.memory.load(self.unit.grad, self.unit.grad.dtype)
+            for group, purpose in more:
+                group.all_reduce(grad, purpose).wait()
+            if grad is not self.unit.grad:
+                self.unit.grad.copy_(grad)
         self._reduced_before = False
+        if not self.mesh.layout.reshard:
+            self.release(between_steps=True)
+
+    def gradients(self) -> Iterator[Tensor]:
+        """The gradient that the optimizer reads; it rests when the next one is asked for."""
+        yield self.unit.grad
+        self.memory.rest(self.unit.grad)
 
 
 class Reducer:
