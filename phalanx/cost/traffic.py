@@ -3,7 +3,7 @@
 from phalanx.core.layout import Coordinates
 from phalanx.core.run import Run
 from phalanx.core.traffic import Transfer
-from phalanx.cost import precision
+from phalanx.cost import offload, precision
 from phalanx.cost.axes import context, data, expert, pipeline, tensor
 
 AXES = (data, tensor, context, pipeline, expert, precision)
@@ -17,6 +17,7 @@ def refuse_impossible(run: Run) -> None:
     """
     for axis in AXES:
         axis.refuse(run)
+    offload.refuse(run)
 
 
 def transfers(run: Run, at: Coordinates) -> list[Transfer]:

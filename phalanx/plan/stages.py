@@ -325,7 +325,7 @@ def _weight_messages(
         late = gather if again else 0.0
         early = gather * exposed_share(question, gather, busy.F)
         shown = (early, gather * exposed_share(question, late + reduce, busy.I + busy.W))
-        size, times = params * HALF, (1, int(again))
+        size, times = params * HALF, (1, int(again and layout.reshard))
         yield Sent("data", "all_gather", "weights", size, times, gather, shown, ranks)
     shown = (0.0, reduce * exposed_share(question, late + reduce, busy.I + busy.W))
     size = params * practice.gradient

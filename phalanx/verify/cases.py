@@ -140,7 +140,7 @@ RECOMPUTES = (
 COVER = tuple(
     _cover(line)
     for line in """
-    dp=1 mb=2 recompute=full logits=24 | tied dropout smoothing
+    dp=1 mb=2 recompute=full logits=24 offload=activations+nvme | tied dropout smoothing
     tp=2 mb=2 precision=fp16 | gpt odd max-norm
     dp=2 tp=2 zero=1 mb=2 | bf16-moments tied
     dp=2 pp=2 zero=3 precision=bf16 | stochastic tied bf16-moments
@@ -162,22 +162,22 @@ COVER = tuple(
     dp=2 zero=0 mb=2 | gpt sgd
     dp=2 zero=1 recompute=selective | odd tied dropout documents
     dp=2 zero=2 precision=fp32 | smoothing qk-norm qkv-bias
-    dp=2 zero=3 mb=2 recompute=full:3 | tied max-norm | holes
+    dp=2 zero=3 mb=2 recompute=full:3 offload=nvme reshard=off | tied max-norm | holes
     tp=2 mb=4 recompute=operators logits=50 | odd gpt dropout smoothing documents
     tp=2 sp=off mb=4 recompute=full logits=24 | odd tied dropout qk-norm | holes
     tp=2 mb=4 recompute=selective precision=bf16 | mha qk-norm
     pp=2 schedule=gpipe | tied max-norm dropout | holes
     pp=2 stages=1+4 recompute=full | gpt tied smoothing documents
     pp=2 schedule=interleaved v=2 mb=2 | tied sgd | none
-    dp=4 shard=2 zero=1 | gpt dropout | holes
+    dp=4 shard=2 zero=1 offload=optimizer | gpt dropout | holes
     dp=4 shard=2 zero=3 mb=2 recompute=full | odd tied documents
-    dp=2 tp=2 shard=1 zero=3 recompute=full mb=2 | tied
-    dp=2 tp=2 zero=0 sp=off mb=2 | gpt smoothing max-norm
+    dp=2 tp=2 shard=1 zero=3 recompute=full mb=2 offload=nvme | tied
+    dp=2 tp=2 zero=0 sp=off mb=2 offload=optimizer+activations | gpt smoothing max-norm
     dp=2 tp=2 zero=2 mb=2 recompute=operators+core | odd dropout documents qk-norm | holes
     dp=2 tp=2 zero=3 mb=2 precision=fp32 recompute=norms+mlp | tied qkv-bias
     dp=2 pp=2 zero=1 schedule=gpipe | tied odd no-clip
-    dp=2 pp=2 zero=2 schedule=interleaved v=2 | tied dropout smoothing
-    dp=2 pp=2 zero=3 recompute=mlp logits=7 | gpt documents | holes
+    dp=2 pp=2 zero=2 schedule=interleaved v=2 offload=optimizer | tied dropout smoothing
+    dp=2 pp=2 zero=3 recompute=mlp logits=7 offload=activations | gpt documents | holes
     pp=2 tp=2 schedule=interleaved v=2 mb=2 recompute=selective | odd tied gpt qk-norm
     pp=2 tp=2 sp=off stages=2+3 mb=2 | smoothing dropout max-norm | holes
     pp=4 stages=2+1+3+1 mb=2 | tied documents
@@ -289,6 +289,9 @@ def _layout(random: Random, max_ranks: int) -> str:
     chosen: dict[str, object] = dict(words)
     chosen["recompute"] = random.choice(RECOMPUTES)
     chosen["logits"] = random.choice((0, 7, 32, 1024))
+    chosen["offload"] = random.choice(("none", "none", "activations", "optimizer", "nvme"))
+    if words["zero"] == 3 and random.random() < 0.3:
+        chosen["reshard"] = "off"
     chosen["schedule"] = random.choice(SCHEDULES)
     if pp > 1 and chosen["schedule"] == "interleaved":
         chosen["v"] = random.choice((1, 2, 2, 3) if pp <= 2 else (1, 2, 2))

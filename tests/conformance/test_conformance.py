@@ -60,6 +60,8 @@ CASES = [
     ("llama", "dp=2 zero=3 recompute=full:3 logits=9"),
     ("tied", "dp=2 tp=2 zero=3 recompute=full:4 logits=32"),
     ("latent", "tp=2 recompute=full:2"),
+    ("tied", "dp=2 zero=3 reshard=off recompute=full:3 offload=nvme"),
+    ("gpt", "dp=4 shard=2 zero=1 offload=optimizer+activations"),
     ("qwen", "tp=2 sp=off"),
     ("qwen", "dp=2 tp=2 zero=3"),
     ("qwen", "tp=4 sp=off"),

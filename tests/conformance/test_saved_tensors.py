@@ -22,6 +22,7 @@ from phalanx.core.run import Recipe
 from phalanx.core.traffic import Axis
 from phalanx.cost.saved import OURS, Saved, block_saved, bytes_per_token, head_saved, kept
 from phalanx.train.comm import Group, Ledger
+from phalanx.train.mesh import build_mesh
 from phalanx.train.model.batch import MicroBatch
 from phalanx.train.model.block import Block
 from phalanx.train.model.ends import Head
@@ -29,6 +30,8 @@ from phalanx.train.parallel.context import ContextParallel
 from phalanx.train.parallel.tensor import TensorParallel
 from phalanx.train.parameters import declared_in
 from phalanx.train.saved import Saved as SavedHere
+from phalanx.train.step import build_engine, micro_batches
+from phalanx.verify.oracle import default_case
 
 SEQ = 32
 LLAMA = ModelShape(hidden=64, heads=8, kv_heads=4, ffn=192, vocab=96)
@@ -219,3 +222,21 @@ def test_the_head_keeps_what_the_ledger_says(line: str):
         found = measured(lambda: head(x, micro_batch(layout.mb)), head)
     ledger = head_saved(LLAMA, 4, OURS)
     assert found == pytest.approx(predicted(ledger, layout), abs=64)
+
+
+@pytest.mark.parametrize("line", ["mb=2", "mb=2 recompute=full:2", "mb=2 logits=16 recompute=mlp"])
+def test_with_activations_off_the_device_nothing_waits_there_for_backward(line: str):
+    run = default_case(Layout.parse(f"{line} offload=activations precision=fp32")).run
+    engine = build_engine(run, build_mesh(run.layout, torch.device("cpu")))
+    batch = default_case(run.layout).stream().batch(0, engine.positions())
+    (stage,) = engine.executor.stages.values()
+    state = {unit.unit.weights.untyped_storage().data_ptr() for unit in engine.units}
+
+    def on_device(x: Tensor) -> bool:
+        there = x.untyped_storage().data_ptr() not in state
+        return x.is_floating_point() and there and not stage.saved.host.memory.owns(x)
+
+    with LiveBytes(on_device) as live:
+        loss = stage.forward(None, micro_batches(engine, 0, batch)[0])
+    assert live.now == loss.nbytes
+    assert stage.saved.host.memory.bytes > run.recipe.seq * 2 * run.model.hidden * 4

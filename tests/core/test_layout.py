@@ -24,6 +24,8 @@ def layouts(draw: st.DrawFn) -> Layout:
         schedule=draw(st.sampled_from(SCHEDULES)),
         mb=draw(degrees),
         recompute=draw(st.sampled_from((*RECOMPUTE, "full:4", "core", "norms+mlp"))),
+        offload=draw(st.sampled_from(("none", "nvme", "activations+optimizer"))),
+        reshard=draw(st.booleans()),
         logits=draw(st.sampled_from((0, 1, 1024))),
         precision=draw(st.sampled_from(("auto", "fp32", "bf16", "fp64"))),
         sp=draw(st.sampled_from([None, True, False])),

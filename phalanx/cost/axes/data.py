@@ -10,10 +10,11 @@ Sends, for a unit of n elements, m micro-batches, c bytes in products and w byte
     3      reduce-scatter n w, m times      all-gather n c, m times in forward and in backward
 
 PipeDream does each of these m times, since every micro-batch is an update of its own.
-Under HSDP each rank's part is all-reduced once more, over the copies. Ranks along cp hold the same
-weights and see other tokens: they belong to this axis too. Experts are alike only on ranks with the
-same place along ep, and so n is shared by 1/e of the ranks.
-Source: Rajbhandari et al. 2019 (arXiv:1910.02054), section 7.
+With reshard=off stage 3 gathers once a step, and lets go after the last backward: Llama 3 keeps
+weights from forward to backward (arXiv:2407.21783, section 3.3.2). Under HSDP each rank's part is
+all-reduced once more, over the copies. Ranks along cp hold the same weights and see other tokens:
+they belong to this axis too. Experts are alike only on ranks with the same place along ep, and so
+n is shared by 1/e of the ranks. Source: Rajbhandari et al. 2019 (arXiv:1910.02054), section 7.
 """
 
 from collections.abc import Iterator
@@ -53,7 +54,8 @@ def _of_unit(run: Run, unit: UnitSize) -> Iterator[Transfer]:
         return
     n = unit.padded(sharers)
     reductions = m if layout.reduces_every else 1
-    gathers = m * (unit.uses + unit.backward) if layout.zero_stage == 3 else updates
+    again = layout.zero_stage == 3 and layout.reshard
+    gathers = m * (unit.uses + unit.backward) if again else updates
     if sharers > 1:
         yield Transfer("data", "reduce_scatter", "gradients", n * wide, reductions)
         yield Transfer("data", "all_gather", "weights", n * compute, gathers)
