@@ -12,6 +12,13 @@ demo: $(VENV)/.train
 test: check
 	$(BIN)/python -m pytest
 
+# For an hour or a night: what `make test` has no time for, and layouts that nobody thought of.
+SAMPLE ?= 100
+sweep: $(VENV)/.dev
+	$(BIN)/python -m pytest -m sweep
+	$(BIN)/phalanx verify --pairs
+	$(BIN)/phalanx verify --sample $(SAMPLE)
+
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
