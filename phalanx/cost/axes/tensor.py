@@ -168,17 +168,17 @@ def _again(run: Run, layers: range, layer: int) -> Messages:
     """What recomputing one block of a stage repeats.
 
     Recomputation stops at the last tensor that backward needs: the sum that ends a segment of
-    blocks is repeated only if dropout follows it, or if a block is one graph that runs whole. Of
-    parts, those that hold a product by columns gather its input once more: mlp that of the MLP,
-    operators that of the keys as well. What experts have gathered is an input of theirs, and
-    comes again with the norm before it.
+    blocks is repeated only if dropout follows it, or if it is in a graph that runs whole, which
+    experts are not. Of parts, those that hold a product by columns gather its input once more: mlp
+    that of the MLP, operators that of the keys as well. What experts have gathered is an input of
+    theirs, and comes again with the norm before it.
     """
     layout, shape, h = run.layout, run.model, run.model.hidden
     element = bytes_per_element(layout)[0]
     plain, operands = list[int](), list[int]()
     again = Messages()
     if layout.segment:
-        whole = run.recipe.dropout or layout.compile
+        whole = run.recipe.dropout or (layout.compile and not shape.routes(layer))
         stops = not whole and layer in segment_ends(layout, layers)
         collective: Collective = "reduce_scatter" if layout.sp else "all_reduce"
         again[collective, "tp output", h * element] = 1 if stops else 2

@@ -14,17 +14,16 @@ product can begin with it, and sp sends no more.
 Shapes: s sequence, b micro-batch, h hidden; s/t where a rank holds only its part.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
-from phalanx.train import comm
 from phalanx.train.autograd import apply
 from phalanx.train.comm import Group, Pending
+from phalanx.train.parallel.sequence import CutSequence, fill, part_of
 from phalanx.train.precision.product import Gradient, Operand, Plain, Product, Products, plain
-from phalanx.train.traced import all_gather, all_reduce, enlist, reduce_scatter
 from phalanx.train.weight_gradients import WeightGradients
 
 
@@ -36,32 +35,10 @@ class Linear(Protocol):
     product: Product
 
 
-class Part(NamedTuple):
-    """Some of the sequence; wait before touching it.
-
-    Attributes:
-        number: which part.
-        operand: its numbers.
-        arriving: messages that bring them.
-    """
-
-    number: int
-    operand: Operand
-    arriving: Sequence[Pending]
-
-    def here(self) -> Operand:
-        """Its numbers, once they have arrived."""
-        for pending in self.arriving:
-            pending.wait()
-        return self.operand
-
-
-class TensorParallel:
+class TensorParallel(CutSequence):
     """How one rank takes part in the products that its group computes together.
 
     Attributes:
-        group: the ranks along tp.
-        sequence: whether activations outside the matrix pairs are cut along the sequence.
         products: how each projection multiplies.
         gradients: takes the work that is left for the gradients of weights.
     """
@@ -74,11 +51,9 @@ class TensorParallel:
         products: Products = plain,
         gradients: WeightGradients | None = None,
     ) -> None:
-        self.group = group
+        super().__init__(group, sequence=sequence)
         self.products = products
-        self.sequence = sequence and group.size > 1
         self.gradients = gradients or WeightGradients()
-        enlist(group)
 
     def alone(self) -> "TensorParallel":
         """How this rank computes a product by itself, with matrices that every rank holds whole."""
@@ -87,23 +62,6 @@ class TensorParallel:
         return TensorParallel(
             group, sequence=False, products=self.products, gradients=self.gradients
         )
-
-    @property
-    def sequence_parts(self) -> int:
-        """Into how many parts the sequence is cut outside the matrix pairs."""
-        return self.group.size if self.sequence else 1
-
-    @property
-    def in_parts(self) -> bool:
-        """Whether parts of the sequence are multiplied while others travel.
-
-        A compiler sees a message as one operator, which is complete when it returns.
-        """
-        return self.sequence and not torch.compiler.is_compiling()
-
-    def my_sequence(self, x: Tensor) -> Tensor:
-        """This rank's part of `x` along its first dim, the sequence."""
-        return x.chunk(self.sequence_parts)[self.group.index] if self.sequence else x
 
     def columns(self, x: Tensor, *layers: Linear) -> list[Tensor]:
         """Multiply by matrices cut by columns; the outputs are this rank's columns.
@@ -159,84 +117,6 @@ class TensorParallel:
         y = cast(Tensor, apply(_Rows, self.gradients, layer.product, x, layer.weight))
         return y if layer.bias is None else y + layer.bias
 
-    def gather_sequence(self, x: Tensor, purpose: str) -> tuple[Tensor, Pending]:
-        """Start to put the parts of the sequence together: [s/t, b, h] to [s, b, h]."""
-        if not self.sequence:
-            return x, Pending()
-        if torch.compiler.is_compiling():
-            return all_gather(x, self.group.name, self.group.size, purpose), Pending()
-        whole = x.new_empty((x.shape[0] * self.group.size, *x.shape[1:]))
-        return whole, self.group.all_gather(whole, x.contiguous(), purpose)
-
-    def gather_operand(self, x: Operand, purpose: str) -> tuple[Operand, Sequence[Pending]]:
-        """Start to put the parts of an input together, and those of its scales if they are cut."""
-        data, arriving = self._gather_bits(x.data, purpose)
-        if x.scale is None or x.scale.dim() == 0:
-            return Operand(data, x.scale), [arriving]
-        scale, scales_arriving = self._gather_bits(x.scale, f"{purpose} scales")
-        return Operand(data, scale), [arriving, scales_arriving]
-
-    def gather_parts(self, x: Operand, purpose: str) -> tuple[Operand, Sequence[Part]]:
-        """Start to put the parts of a tensor together, each to be used as soon as it is here.
-
-        Returns:
-            Room for the whole, and its parts in the order in which to use them; one part if the
-            sequence is not cut, or only as a whole to be had.
-        """
-        if not self.in_parts:
-            whole, arriving = self.gather_operand(x, purpose)
-            return whole, [Part(0, whole, arriving)]
-        data, parts = self._gather_parts(x.data, purpose)
-        if x.scale is None or x.scale.dim() == 0:
-            return Operand(data, x.scale), [
-                Part(i, Operand(y, x.scale), [arriving]) for i, y, arriving in parts
-            ]
-        scale, scales = self._gather_parts(x.scale, f"{purpose} scales")
-        return Operand(data, scale), [
-            Part(i, Operand(y, z), [first, second])
-            for (i, y, first), (_, z, second) in zip(parts, scales, strict=True)
-        ]
-
-    def _gather_parts(self, x: Tensor, purpose: str) -> tuple[Tensor, list[comm.Part]]:
-        bits = _as_carried(x)
-        whole = bits.new_empty((x.shape[0] * self.group.size, *x.shape[1:]))
-        parts = self.group.all_gather_parts(whole, bits.contiguous(), purpose)
-        return whole.view(x.dtype), [part._replace(data=part.data.view(x.dtype)) for part in parts]
-
-    def _gather_bits(self, x: Tensor, purpose: str) -> tuple[Tensor, Pending]:
-        whole, arriving = self.gather_sequence(_as_carried(x), purpose)
-        return whole.view(x.dtype), arriving
-
-    def reduce_sequence(self, x: Tensor, purpose: str) -> tuple[Tensor, Pending]:
-        """Start to add up [s, b, h] over ranks, keeping [s/t, b, h]; or all of it without sp."""
-        if torch.compiler.is_compiling():
-            return self._traced_reduction(x, purpose), Pending()
-        x = x.contiguous()
-        if not self.sequence:
-            return x, self.group.all_reduce(x, purpose)
-        part = x.new_empty((x.shape[0] // self.group.size, *x.shape[1:]))
-        return part, self.group.reduce_scatter(part, x, purpose)
-
-    def _traced_reduction(self, x: Tensor, purpose: str) -> Tensor:
-        group = self.group
-        if group.size == 1:
-            return x
-        if not self.sequence:
-            return cast(Tensor, all_reduce(x, group.name, purpose))
-        return cast(Tensor, reduce_scatter(x, group.name, group.size, purpose))
-
-
-def _as_carried(x: Tensor) -> Tensor:
-    """To those who carry messages, 8-bit numbers are bytes."""
-    return x if x.element_size() > 1 else x.view(torch.uint8)
-
-
-def _part(x: Operand, index: int, parts: int) -> Operand:
-    """One of as many equal parts of an operand along its first dim, the sequence."""
-    if x.scale is None or x.scale.dim() == 0:
-        return Operand(x.data.chunk(parts)[index], x.scale)
-    return Operand(x.data.chunk(parts)[index], x.scale.chunk(parts)[index])
-
 
 class _Columns(torch.autograd.Function):
     """Gather and multiply; backward gathers again rather than keep the whole sequence.
@@ -263,7 +143,7 @@ class _Columns(torch.autograd.Function):
         if len(parts) == 1:
             return multiply(parts[0].here())
         outputs = tuple(w.new_empty((*whole.data.shape[:-1], len(w))) for w in weights)
-        _fill(outputs, parts, multiply)
+        fill(outputs, parts, multiply)
         return outputs
 
     @staticmethod
@@ -276,18 +156,8 @@ class _Columns(torch.autograd.Function):
         matrices = [
             p.weight(w, scale) for p, w, scale in zip(products, weights, ctx.scales, strict=True)
         ]
-        shape = (*grads[0].shape[:-1], -1)
-        if tp.in_parts and tp.gradients.keeps:
-            dx = torch.empty_like(data, dtype=grads[0].dtype)
-
-            def share(part: int) -> Tensor:
-                mine = [_part(g.for_input, part, tp.group.size) for g in rows]
-                return _sum_of_products(products, mine, matrices).view(dx.shape)
-
-            reduced = tp.group.reduce_scatter_parts(dx, share, "tp input gradient")
-        else:
-            whole = _sum_of_products(products, [g.for_input for g in rows], matrices)
-            dx, reduced = tp.reduce_sequence(whole.view(shape), "tp input gradient")
+        factors = (products, [g.for_input for g in rows], matrices)
+        dx, reduced = _input_gradient(tp, factors, grads[0], weights[0].shape[1])
         dws = tp.gradients.finish(work)
         reduced.wait()
         return None, None, dx, *dws
@@ -321,16 +191,32 @@ class _ColumnsWork:
         )
 
 
-def _fill(
-    outputs: Sequence[Tensor],
-    parts: Sequence[Part],
-    compute: Callable[[Operand], Sequence[Tensor]],
-) -> None:
-    """Fill outputs, cut like the parts along their first dim, with what each part gives."""
-    for part in parts:
-        for output, found in zip(outputs, compute(part.here()), strict=True):
-            room = output.chunk(len(parts))[part.number]
-            room.copy_(found.view_as(room))
+def _input_gradient(
+    tp: TensorParallel,
+    factors: tuple[Sequence[Product], Sequence[Operand], Sequence[Operand]],
+    grad: Tensor,
+    width: int,
+) -> tuple[Tensor, Pending]:
+    """Start to add up over ranks what each has of the input's gradient.
+
+    In an I, where nothing else is computed meanwhile, each part travels behind the next.
+
+    Args:
+        tp: the ranks.
+        factors: of a sum of products.
+        grad: of an output, [s, b, n]; says in which dtype and shape.
+        width: h, of the input.
+    """
+    t, (products, rows, matrices) = tp.group.size, factors
+    if not (tp.in_parts and tp.gradients.keeps):
+        whole = _sum_of_products(products, rows, matrices)
+        return tp.reduce_sequence(whole.view(*grad.shape[:-1], width), "tp input gradient")
+    dx = grad.new_empty((len(grad) // t, *grad.shape[1:-1], width))
+
+    def share(part: int) -> Tensor:
+        return _sum_of_products(products, [part_of(g, part, t) for g in rows], matrices).view_as(dx)
+
+    return dx, tp.group.reduce_scatter_parts(dx, share, "tp input gradient")
 
 
 def _sum_of_products(
@@ -381,7 +267,7 @@ class _ProductInParts:
         """This rank's share in one part of the sum: [s/t, b, h]."""
         if self.x is None or self.matrix is None:
             raise ValueError("there is nothing to multiply yet")
-        return self.product.forward(_part(self.x, part, self.tp.group.size), self.matrix)
+        return self.product.forward(part_of(self.x, part, self.tp.group.size), self.matrix)
 
 
 class _RowsInParts(torch.autograd.Function):
@@ -409,7 +295,7 @@ class _RowsInParts(torch.autograd.Function):
         matrix = product.weight(weight, ctx.scale)
         if isinstance(product, Plain):
             dx = grads[0].new_empty(data.shape)
-            _fill([dx], parts, lambda g: [product.input_gradient(_flat(g), matrix)])
+            fill([dx], parts, lambda g: [product.input_gradient(_flat(g), matrix)])
             g = product.gradient(whole.data.flatten(0, -2))
         else:  # a gradient is seen as a whole before it is cut into few bits
             for part in parts:
