@@ -11,7 +11,7 @@ Sends, for scales that belong to more than one rank's part of a tensor, the larg
 Inputs of products travel in their few bits; what that comes to is `operand_bytes`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
 from phalanx.core.errors import RefusedError
@@ -20,6 +20,7 @@ from phalanx.core.model import ModelShape
 from phalanx.core.precision import STRETCH, formats
 from phalanx.core.run import Run
 from phalanx.core.traffic import Transfer
+from phalanx.cost.saved import Saved
 from phalanx.cost.units import bytes_per_element, passes, stages_at
 from phalanx.schedules.placement import placement
 
@@ -46,6 +47,34 @@ def operand_bytes(layout: Layout, width: int) -> OperandBytes:
     if recipe in _SCALE_BYTES:
         return OperandBytes(width, -(-width // STRETCH[recipe]) * _SCALE_BYTES[recipe])
     return OperandBytes(width)
+
+
+READ_BY_PRODUCTS = (
+    "attention input",
+    "mlp input",
+    "after activation",
+    "compressed query",
+    "compressed key-value",
+    "dispatched tokens",
+)
+
+
+def as_operands(saved: Iterable[Saved], layout: Layout) -> Iterator[Saved]:
+    """What a block keeps, once it keeps inputs of products as they multiply.
+
+    The attention result is read by attention too, so it is kept in both formats, unless attention
+    is computed again.
+    """
+    element = bytes_per_element(layout)[0]
+    for item in saved:
+        operand = sum(operand_bytes(layout, round(item.bytes / element)))
+        if item.name == "attention result" and operand != item.bytes:
+            yield item._replace(name="softmax times values")
+            yield item._replace(bytes=operand)
+        elif item.name.endswith(READ_BY_PRODUCTS):
+            yield item._replace(bytes=operand)
+        else:
+            yield item
 
 
 class Call(NamedTuple):

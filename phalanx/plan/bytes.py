@@ -12,11 +12,11 @@ from phalanx.core.precision import formats
 from phalanx.cost.blocks import HALF
 from phalanx.cost.memory import rank_memory
 from phalanx.cost.params import stage_layers, stages_of_rank
+from phalanx.cost.precision import as_operands
 from phalanx.cost.saved import KEPT_BY, Saved, block_saved, bytes_per_token, head_saved
 from phalanx.plan.pace import in_flight
 from phalanx.plan.question import Question
 
-READ_BY_PRODUCTS = ("attention input", "mlp input", "after activation", "dispatched tokens")
 SPLIT = ("zb-h1", "zb-h2")  # with one stage on the last rank
 SCORE_GRADIENTS = 2  # of the softmax and of what dropout left of it, while they are differentiated
 
@@ -121,18 +121,13 @@ def _gates(question: Question, rank: int) -> float:
 
 
 def _in_eight_bits(question: Question, rank: int) -> float:
-    """Bytes that inputs of products do not take in FP8: half, where nothing else reads them.
-
-    The attention result is read by attention too, so it is kept in both formats.
-    """
+    """Bytes that inputs of products do not take in few bits."""
     layout, total = question.layout, 0.0
     if not formats(layout.precision).recipe or layout.recompute not in ("none", "selective"):
         return 0.0
     for layer, count in _kinds(question, rank).items():
         saved = block_saved(question.shape, layer, question.seq, HALF, question.practice.stack)
-        inputs = [item for item in saved if item.name.endswith(READ_BY_PRODUCTS)]
-        twice = [item for item in saved if item.name == "attention result"]
-        less = bytes_per_token(inputs, layout) / 2 - bytes_per_token(twice, layout) / 2
+        less = bytes_per_token(saved, layout) - bytes_per_token(as_operands(saved, layout), layout)
         total += count * _tokens(question) * less
     return total
 
