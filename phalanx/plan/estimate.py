@@ -20,7 +20,7 @@ from phalanx.plan.pipeline import (
     hop_seconds,
     pipeline,
 )
-from phalanx.plan.question import Question, ask, formula_mode
+from phalanx.plan.question import Question, ask
 
 
 def estimate(
@@ -132,8 +132,7 @@ def _sum(terms: Iterable[Term]) -> float:
 def _utilization(question: Question, lasts: float) -> Utilization:
     shape, layout = question.shape, question.layout
     peak = question.machine.peak * layout.ranks
-    mode = formula_mode(layout.recompute)
-    return utilization(shape, question.seq, question.tokens / lasts, peak, mode)
+    return utilization(shape, question.seq, question.tokens / lasts, peak, layout.recompute)
 
 
 def _messages(question: Question, inside: Pipeline) -> Iterator[Message]:

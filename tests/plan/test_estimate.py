@@ -104,6 +104,12 @@ def test_full_recomputation_shows_in_hfu_and_in_seconds():
     assert again.peak_bytes < plain.peak_bytes
 
 
+@pytest.mark.parametrize(("parts", "repeats"), [("mlp", True), ("norms", False)])
+def test_parts_that_are_recomputed_show_in_hfu_where_they_are_products(parts: str, repeats: bool):
+    again = price(f"dp=8 recompute={parts}")
+    assert (again.hfu > again.mfu) == repeats
+
+
 def test_stopping_early_saves_the_last_product_of_every_block():
     megatron = price("dp=8 recompute=full", practice=MEGATRON_CORE)
     early = price("dp=8 recompute=full", practice=replace(MEGATRON_CORE, stops_early=True))
