@@ -7,7 +7,7 @@ from math import gcd
 from phalanx.core.errors import RefusedError, UsageError, divisors, shorten, unknown
 from phalanx.core.layout import RECOMPUTE, Layout
 from phalanx.core.units import show_count
-from phalanx.plan.candidates import SEARCHED, Limits
+from phalanx.plan.candidates import SEARCHED, VARIED, Limits
 
 NEAR = 0.05  # share by which a step that is no whole number of sequences may be rounded
 MUCH = 4  # times as many devices that share a batch are worth a word
@@ -69,7 +69,7 @@ def read_limits(text: str) -> Limits:
     Raises:
         UsageError: an unknown key, a key twice, or a value of the wrong kind.
     """
-    known = [field.name for field in fields(Layout) if field.name != "stages"]
+    known = [field.name for field in fields(Layout)]
     limits: dict[str, frozenset[object]] = {}
     for word in text.replace(",", " ").split():
         key, equals, values = word.partition("=")
@@ -77,6 +77,11 @@ def read_limits(text: str) -> Limits:
             raise UsageError(f"cannot read {word!r}; write key=value, as in pp=16 or tp=4|8")
         if key not in known:
             raise unknown("layout key", key, known)
+        if key not in VARIED:
+            raise UsageError(
+                f"the search leaves {key} at its default; it varies {', '.join(VARIED)}, and "
+                f"phalanx estimate prices one layout with {word}"
+            )
         if key in limits:
             raise UsageError(f"{key} stands twice in {text!r}; write {key}=4|8 to allow several")
         limits[key] = frozenset(_read(key, value) for value in values.split("|"))

@@ -22,6 +22,12 @@ from phalanx.plan.question import DOUBLED, TWO_STAGES
 # PipeDream moves the weights in the middle of a step: it is another update, not another order.
 SEARCHED = tuple(name for name in SCHEDULES if name != "pipedream")
 
+# What a search varies; every other key of a layout keeps its default.
+VARIED = (
+    *("dp", "pp", "tp", "cp", "ep", "zero", "shard"),
+    *("v", "schedule", "mb", "recompute", "sp", "precision"),
+)
+
 HEADS = "tp does not divide the heads"
 EXPERTS = "ep does not divide the experts, or the ranks that share them"
 SEQUENCE = "cp does not divide the sequence"

@@ -249,6 +249,8 @@ def test_every_price_is_what_estimate_says(phalanx):
         (2, (*EIGHT, "--device-hours", "0"), "must be positive"),
         (2, (*EIGHT, "--fixed", "ppp=3"), "did you mean pp"),
         (2, (*EIGHT, "--fixed", "precision=bf16|fp8"), "one precision"),
+        (2, (*EIGHT, "--fixed", "context=ulysses"), "the search leaves context at its default"),
+        (2, (*EIGHT, "--fixed", "logits=1024"), "prices one layout with logits=1024"),
         (2, (*EIGHT, "--why", "dp=two pp=1 tp=1"), "dp is a whole number"),
         (2, (*EIGHT, "--program", "megatron-2021"), "phalanx estimate prices one layout"),
         (3, (*EIGHT, "--fixed", "pp=3"), "pp=3 does not divide 8 devices"),
