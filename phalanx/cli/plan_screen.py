@@ -26,10 +26,13 @@ CLASSES = {
     "reserve": ("r", "bright_black"),
 }
 BAR = 16  # cells of a bar of memory
+SHORT_BAR = 10  # of them where there is less room
 WATERFALL = 36  # cells of the longest bar of time
 SHOWN_TERMS = 9
 SMALL = 0.001  # share of a step that is not worth a row
 PLAIN_WIDTH = 140
+NARROW = 120  # columns below which the reasons stand under the layouts, not beside them
+BESIDE_FALL = 55  # columns that the names and numbers beside the bars of time take
 
 Row = tuple[str, Estimate, Sequence[str]]  # rank, price, and why
 
@@ -117,7 +120,8 @@ def legend(*, colour: bool) -> Text:
 
 
 def ranking(rows: Sequence[Row], console: Console, *, binary: bool) -> Table:
-    """Layouts, one to a row, with bars of memory in GiB or GB."""
+    """Layouts, one to a row, with bars of memory in GiB or GB, and why beside or below."""
+    narrow = console.width < NARROW
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("rank", justify="right", no_wrap=True)
     table.add_column("layout", min_width=28)
@@ -125,18 +129,21 @@ def ranking(rows: Sequence[Row], console: Console, *, binary: bool) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     capacity = show_bytes(rows[0][1].capacity, binary=binary)
     table.add_column(f"memory of {capacity}", no_wrap=True)
-    table.add_column("why", min_width=24)
+    if not narrow:
+        table.add_column("why", min_width=24)
     for place, (rank, found, words) in enumerate(rows):
-        memory = memory_bar(found, colour=in_colour(console))
+        cells = SHORT_BAR if narrow else BAR
+        memory = memory_bar(found, colour=in_colour(console), cells=cells)
         memory.append(f" {show_bytes(found.peak_bytes, binary=binary)}")
+        why = "; ".join(words)
         table.add_row(
             rank,
-            short(found.layout),
+            f"{short(found.layout)}\n{why}" if narrow else short(found.layout),
             f"{found.step_seconds:.3f}",
             show_share(found.mfu),
             show_share(found.bubble),
             memory,
-            "; ".join(words),
+            *([] if narrow else [why]),
             style="bold" if place == 0 else "",
         )
     return table
@@ -148,10 +155,11 @@ def waterfall(found: Estimate, console: Console) -> Table:
     for justify in ("left", "right", "right", "left"):
         table.add_column(justify=justify, no_wrap=True)
     parts = sorted(_parts(found.step), key=lambda part: -part[1])
+    cells = max(min(WATERFALL, console.width - BESIDE_FALL), 1)
     for name, seconds in parts[:SHOWN_TERMS]:
         useful = name.endswith("at the peak")
         style = ("green" if useful else "yellow") if in_colour(console) else ""
-        bar = Text("█" * round(WATERFALL * seconds / parts[0][1]), style=style)
+        bar = Text("█" * round(cells * seconds / parts[0][1]), style=style)
         table.add_row(name, show_seconds(seconds), show_share(seconds / found.step_seconds), bar)
     rest = sum(seconds for _, seconds in parts[SHOWN_TERMS:])
     if rest > 0:

@@ -57,6 +57,19 @@ def test_on_a_terminal_bars_have_colours(phalanx, monkeypatch):
     assert "█" in out
 
 
+@pytest.mark.parametrize("columns", [80, 100, 140])
+def test_a_narrow_terminal_cuts_no_number_short(phalanx, monkeypatch, columns: int):
+    for name, value in (("TTY_COMPATIBLE", "1"), ("COLUMNS", columns), ("NO_COLOR", "1")):
+        monkeypatch.setenv(name, str(value))
+    _, out, _ = phalanx(*SMALL, "--top", "2")
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
+    assert max(map(len, plain.splitlines())) <= columns
+    assert "…" not in plain
+    first = re.search(r"^   1  dp=.* GB", plain, re.MULTILINE)
+    assert first is not None
+    assert "below the peak" in plain.partition("memory: ")[0]
+
+
 def test_json_is_one_document_with_the_fields_that_scripts_rely_on(phalanx):
     code, out, err = phalanx(*SMALL, "--json", "--top", 3)
     assert (code, err) == (0, "")
