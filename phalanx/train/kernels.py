@@ -132,6 +132,26 @@ def grouped_outer(left: Tensor, right: Tensor, counts: Sequence[int]) -> Tensor:
     return out
 
 
+def weighed_sums(rows: Tensor, weights: Tensor, out: Tensor) -> None:
+    """Fill `out` [T, h] with the sum of each token's rows by weight: [T, K, h] and [T, K].
+
+    A CPU does thousands of products of one row slower than K sweeps over all of them.
+    """
+    if rows.device.type == "cuda":
+        torch.bmm(weights.unsqueeze(1), rows, out=out.unsqueeze(1))
+        return
+    torch.mul(rows[:, 0], weights[:, :1], out=out)
+    for k in range(1, rows.shape[1]):
+        out.addcmul_(rows[:, k], weights[:, k : k + 1])
+
+
+def dot_each(rows: Tensor, x: Tensor) -> Tensor:
+    """For each token the dot products of its rows and a vector: [T, K, h] and [T, h] to [T, K]."""
+    if rows.device.type == "cuda":
+        return torch.bmm(rows, x.unsqueeze(-1)).squeeze(-1)
+    return torch.stack([torch.linalg.vecdot(row, x) for row in rows.unbind(1)], -1)
+
+
 def _fused_groups(x: Tensor) -> bool:
     """Whether one kernel does all groups: on a GPU, in bf16."""
     return x.device.type == "cuda" and x.dtype == torch.bfloat16

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from phalanx.train.autograd import apply
 from phalanx.train.comm import Group, Ledger, Rows
+from phalanx.train.kernels import dot_each, weighed_sums
 
 
 class Plan(NamedTuple):
@@ -137,14 +138,14 @@ class _Combine(torch.autograd.Function):
         ctx.ep, ctx.plan = ep, plan
         ctx.save_for_backward(results, weights)
         out = y.new_empty(*weights.shape[:-1], y.shape[-1])
-        torch.bmm(w.unsqueeze(1), results, out=out.view(len(w), 1, y.shape[-1]))
+        weighed_sums(results, w, out.flatten(0, -2))
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, Tensor, None]:
         results, weights = cast(tuple[Tensor, Tensor], ctx.saved_tensors)
         g, order = grads[0].flatten(0, -2), ctx.plan.order
-        d_weights = torch.bmm(results, g.unsqueeze(-1)).view(weights.shape).to(weights.dtype)
+        d_weights = dot_each(results, g).view(weights.shape).to(weights.dtype)
         w = weights.to(g.dtype).flatten().index_select(0, order)
         rows = g.index_select(0, order // ctx.plan.top_k).mul_(w.unsqueeze(-1))
         return None, ctx.ep.there(rows, ctx.plan, "result gradients"), d_weights, None
