@@ -242,6 +242,9 @@ def cover(max_ranks: int = 8) -> list[Question]:
 def sample(count: int, max_ranks: int, seed: int, changes: Tables | None = None) -> list[Question]:
     """Draw questions that can be asked; the same ones for the same arguments.
 
+    Fused blocks are not drawn, since compiling takes longer than the rest of a case ten times
+    over; `changes` may have layout.compile=on, and pairs of features are asked with it.
+
     Args:
         count: how many.
         max_ranks: of a layout.
