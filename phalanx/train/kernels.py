@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from phalanx.train.autograd import apply
+from phalanx.train.flash import Attended, Block, attend_block, differentiate_block
 
 _ONEDNN = (
     torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX512"
@@ -67,28 +68,17 @@ class _NarrowValues(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        added = None if mask is None else q.new_zeros(mask.shape).masked_fill_(~mask, -torch.inf)
-        wide, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, _widened(v, k), is_causal=mask is None, attn_mask=added
-        )
+        wide, sums = attend_block(Block(q, k, v, mask, causal=mask is None))
         b, a, s, _ = q.shape
-        out = q.new_empty(s, b, a, v.shape[-1]).permute(1, 2, 0, 3).copy_(wide[..., : v.shape[-1]])
-        ctx.save_for_backward(q, k, v, out, sums, added)
+        out = q.new_empty(s, b, a, v.shape[-1]).permute(1, 2, 0, 3).copy_(wide)
+        ctx.save_for_backward(q, k, v, out, sums, mask)
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        q, k, v, out, sums, added = cast(tuple[Tensor, ...], ctx.saved_tensors)
-        grad, v_wide, out_wide = (_widened(x, k) for x in (grads[0], v, out))
-        dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad, q, k, v_wide, out_wide, sums, 0.0, added is None, attn_mask=added
-        )
-        return dq, dk, dv[..., : v.shape[-1]], None
-
-
-def _widened(x: Tensor, like: Tensor) -> Tensor:
-    """Zeros behind the last dim, until it is as long as that of `like`."""
-    return F.pad(x, (0, like.shape[-1] - x.shape[-1]))
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, sums, mask = cast(tuple[Tensor, ...], ctx.saved_tensors)
+        block = Block(q, k, v, mask, causal=mask is None)
+        return *differentiate_block(block, Attended(out, sums), grads[0]), None
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
