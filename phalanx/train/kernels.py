@@ -102,7 +102,7 @@ def grouped_times(rows: Tensor, weights: Tensor, counts: Sequence[int]) -> Tenso
     Returns:
         [R, n_out].
     """
-    if _fused_groups(rows):
+    if _fused_groups(rows, weights.shape[1]):
         ends = _ends(counts, rows.device)
         return torch._grouped_mm(rows, weights.transpose(1, 2), offs=ends)
     out = rows.new_empty(len(rows), weights.shape[1])
@@ -113,7 +113,7 @@ def grouped_times(rows: Tensor, weights: Tensor, counts: Sequence[int]) -> Tenso
 
 def grouped_outer(left: Tensor, right: Tensor, counts: Sequence[int]) -> Tensor:
     """For each group the product left^T right: [R, n] and [R, k] to [E, n, k]."""
-    if _fused_groups(left):
+    if _fused_groups(left, right.shape[1]):
         ends = _ends(counts, left.device)
         return torch._grouped_mm(left.t(), right, offs=ends)
     out = left.new_empty(len(counts), left.shape[1], right.shape[1])
@@ -142,9 +142,10 @@ def dot_each(rows: Tensor, x: Tensor) -> Tensor:
     return torch.stack([torch.linalg.vecdot(row, x) for row in rows.unbind(1)], -1)
 
 
-def _fused_groups(x: Tensor) -> bool:
-    """Whether one kernel does all groups: on a GPU, in bf16."""
-    return x.device.type == "cuda" and x.dtype == torch.bfloat16
+def _fused_groups(x: Tensor, width: int) -> bool:
+    """Whether one kernel does all groups: on a GPU, in bf16, with rows of whole 16 bytes."""
+    whole = x.shape[-1] % 8 == width % 8 == 0
+    return x.device.type == "cuda" and x.dtype == torch.bfloat16 and whole
 
 
 def _ends(counts: Sequence[int], device: torch.device) -> Tensor:

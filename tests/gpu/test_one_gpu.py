@@ -8,6 +8,7 @@ import torch
 
 from phalanx.core.layout import Layout
 from phalanx.cost.memory import rank_memory
+from phalanx.train.kernels import grouped_outer, grouped_times
 from phalanx.train.mesh import build_mesh
 from phalanx.train.step import StepResult, build_engine, train_step
 from phalanx.verify.cases import Question
@@ -67,3 +68,21 @@ def test_memory_peaks_where_the_planner_says(line: str):
         train_step(engine, step, case.stream().batch(step, engine.positions()))
     planned = rank_memory(case.run.model, layout, case.run.recipe.seq, 0, 1.0).allocated
     assert torch.cuda.max_memory_allocated() == pytest.approx(planned, rel=0.06)
+
+
+@pytest.mark.parametrize("counts", [[24, 0, 8], [0, 0, 3], [5, 6, 7]])
+@pytest.mark.parametrize("sizes", [(64, 40), (24, 20)])
+def test_products_of_experts_in_one_kernel_are_those_of_each(
+    counts: list[int], sizes: tuple[int, int]
+) -> None:
+    n_in, n_out = sizes
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(sum(counts), n_in, generator=generator).bfloat16()
+    grads = torch.randn(sum(counts), n_out, generator=generator).bfloat16()
+    weights = torch.randn(len(counts), n_out, n_in, generator=generator).bfloat16()
+    here = grouped_times(rows.double(), weights.double(), counts)
+    there = grouped_times(rows.cuda(), weights.cuda(), counts)
+    torch.testing.assert_close(there.cpu().double(), here, rtol=2e-2, atol=2e-2)
+    here = grouped_outer(grads.double(), rows.double(), counts)
+    there = grouped_outer(grads.cuda(), rows.cuda(), counts)
+    torch.testing.assert_close(there.cpu().double(), here, rtol=2e-2, atol=2e-2)
