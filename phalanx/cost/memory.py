@@ -18,6 +18,7 @@ from phalanx.core.model import ModelShape
 from phalanx.core.precision import formats
 from phalanx.core.run import Recipe
 from phalanx.cost.axes.context import held_in_backward
+from phalanx.cost.offload import STATE
 from phalanx.cost.params import (
     Held,
     block_held,
@@ -28,6 +29,7 @@ from phalanx.cost.params import (
     table_held,
 )
 from phalanx.cost.saved import (
+    FP32,
     OURS,
     Saved,
     Stack,
@@ -41,7 +43,7 @@ from phalanx.cost.state import StateBytes
 from phalanx.schedules.placement import placement
 
 BF16 = 2
-Moment = Literal["loss", "backward"]
+Moment = Literal["forward", "loss", "backward"]
 
 # bytes of an element in products, of a master weight, of both moments
 _WIDTHS = {
@@ -154,7 +156,7 @@ def rank_memory(
         raise UsageError(f"pipeline rank {pp_rank} of pp={layout.pp}")
     rank = _Rank(shape, layout, seq, pp_rank, stack)
     state = _state(rank)
-    activations = in_flight * rank.stage_activations
+    activations = 0.0 if rank.away else in_flight * rank.stage_activations
     worst = max(_moments(rank, in_flight), key=_Moment.total)
     fixed = sum(state) + activations + rank.messages
     return RankMemory(
@@ -194,6 +196,9 @@ def _moments(rank: "_Rank", in_flight: float) -> Iterator[_Moment]:
     """The moments that compete, in the order in which backward comes to them."""
     block, table, tied = rank.block, rank.table, rank.tied_table
     left = rank.left_behind
+    if rank.away and not rank.layout.segment:
+        whole = rank.weights(2 * block)
+        yield _Moment("forward", rank.block_everything + 2 * rank.boundary, 0.0, whole)
     if rank.last:
         weights = rank.weights(table + block)
         yield _Moment("loss", 0.0, rank.logits(in_flight), weights + rank.travelling(left))
@@ -213,7 +218,8 @@ def _moments(rank: "_Rank", in_flight: float) -> Iterator[_Moment]:
     if 0 in rank.stages:
         whole = rank.gradients(table) + rank.travelling(block + max(left - table, 0))
         end = rank.weights(tied) + whole + rank.made(table) + rank.boundary
-        yield _Moment("backward", -rank.stage_activations, 0.0, end)
+        gone = 0.0 if rank.away else -rank.stage_activations
+        yield _Moment("backward", gone, 0.0, end)
 
 
 @dataclass(frozen=True)
@@ -259,11 +265,22 @@ class _Rank:
     @cached_property
     def blocks(self) -> int:
         """How many blocks the longest of its stages has."""
-        return max(len(stage_layers(self.shape, self.layout, s)) for s in self.stages)
+        return max(self._blocks_of(stage) for stage in self.stages)
+
+    def _blocks_of(self, stage: int) -> int:
+        return len(stage_layers(self.shape, self.layout, stage))
+
+    @property
+    def away(self) -> bool:
+        """Whether activations leave the device between forward and backward."""
+        return "activations" in self.layout.offloads
 
     @property
     def stage_activations(self) -> float:
         """Kept by one micro-batch in one of its stages, on average over them."""
+        if self.layout.segment:
+            inputs = (-(-self._blocks_of(stage) // self.layout.segment) for stage in self.stages)
+            return self.block_activations * sum(inputs) / len(self.stages)
         total = 0.0
         for layer, count in self.kinds.items():
             left = kept(self.saved(layer), self.layout.recompute)
@@ -274,21 +291,35 @@ class _Rank:
     def block_activations(self) -> float:
         """Kept by one micro-batch in one block, the one that keeps least."""
         each = [kept(self.saved(layer), self.layout.recompute) for layer in self.kinds]
-        return self.tokens * min((bytes_per_token(left, self.layout) for left in each), default=0.0)
+        least = min((bytes_per_token(left, self.layout) for left in each), default=0.0)
+        return 0.0 if self.away else self.tokens * least
+
+    @property
+    def block_everything(self) -> float:
+        """Kept by one micro-batch in one block, the one that keeps most, if nothing is let go."""
+        each = (bytes_per_token(self.saved(layer), self.layout) for layer in self.kinds)
+        return self.tokens * max(each, default=0.0)
 
     @property
     def recomputed(self) -> float:
-        """What one block holds again while its backward runs."""
-        return max(self._dropped(layer) for layer in self.kinds) if self.kinds else 0.0
+        """What is made or brought again while the backward of a block runs."""
+        if self.layout.segment:
+            again = min(self.layout.segment, self.blocks) * self.block_everything
+            return again - self.block_activations
+        return max(self._again(layer) for layer in self.kinds) if self.kinds else 0.0
 
-    def _dropped(self, layer: int) -> float:
+    def _again(self, layer: int) -> float:
+        """Of parts, those of the MLP; the result of its activation goes before the rest comes."""
         everything = self.saved(layer)
-        left = kept(everything, self.layout.recompute)
-        gone = [item for item in everything if item not in left]
+        left = () if self.away else kept(everything, self.layout.recompute)
+        gone = [item for item in mlp_saved(everything) if item not in left]
+        gone = [item for item in gone if not item.name.endswith("after activation")]
         return self.tokens * bytes_per_token(gone, self.layout)
 
     def logits(self, in_flight: float) -> float:
         """What the last rank holds at its loss."""
+        if self.chunk:
+            return self.head_kept(in_flight) + self._chunk_of_logits()
         whole = self.layout.tp == 1
         worst = self.stack.logit_peak_whole if whole else self.stack.logit_peak
         return self.head_kept(in_flight) + self._per_logit(worst)
@@ -300,13 +331,35 @@ class _Rank:
         """
         saved = head_saved(self.shape, self.element, self.stack)
         one = self.tokens * bytes_per_token(saved, self.layout)
-        others = max(in_flight - 1, 0.0) * one if len(self.stages) == 1 else 0.0
-        return others + one - self._per_logit(self.stack.logit_kept)
+        logits = self._per_logit(self.stack.logit_kept)
+        if self.chunk:  # they keep the gradient of the table instead
+            one, logits = one - logits + self.made(self.table), self.made(self.table)
+        others = max(in_flight - 1, 0.0) * one if len(self.stages) == 1 and not self.away else 0.0
+        return others + one - logits
+
+    @property
+    def chunk(self) -> int:
+        """Tokens whose logits are alive at once, if not all of them are; only ours does so."""
+        if not self.stack.parts_as_ledger or not self.layout.logits:
+            return 0
+        return int(min(self.layout.logits, self.tokens))
+
+    def _chunk_of_logits(self) -> float:
+        """Logits of a few tokens beside the table's gradient as it adds up; and the input's."""
+        element, wide = self.element, max(self.element, FP32)
+        narrow = element if element < wide else 0  # what is in both formats for a moment
+        logits = self.chunk * self.shape.vocab / self.layout.tp
+        total, more = (wide, narrow) if self.tokens > self.chunk else (0, element)
+        beside = max(self.table * total + logits * (wide + narrow), self.table * (total + more))
+        gathered = 2 if self.layout.tp > 1 and self.layout.sp else 1
+        return (
+            max(beside, self.table * (total + more) + logits * element) + gathered * self.boundary
+        )
 
     @property
     def logit_gradient(self) -> float:
         """The gradient of the logits, as products read it."""
-        return self._per_logit(self.element)
+        return 0.0 if self.chunk else self._per_logit(self.element)
 
     def _per_logit(self, size: float) -> float:
         return self.tokens * self.shape.vocab * size / self.layout.tp
@@ -377,8 +430,9 @@ class _Rank:
         return sum(self.block if stage else self.table for stage in self.stages)
 
     def weights(self, params: int) -> float:
-        """Bytes of gathered weights: under ZeRO-3 the unit in use and the next one are whole."""
-        return params * self.element if self.layout.zero_stage == 3 else 0.0
+        """Bytes of weights that come and go: the unit in use and the next one are whole."""
+        gathers = self.layout.zero_stage == 3 and self.layout.reshard
+        return params * self.element if gathers or "nvme" in self.layout.offloads else 0.0
 
     def gradients(self, params: int) -> float:
         """Bytes of gradients that are whole until they are reduced, under ZeRO-2 and 3."""
@@ -403,8 +457,15 @@ def _state(rank: _Rank) -> StateBytes:
         _spread(held, group if layout.zero_stage >= stage else Held(1, 1)) for stage in range(4)
     ]
     apart = spread[1] if layout.zero_stage == 1 and rank.stack.reduced_apart else 0.0
+    whole = _spread(held, Held(1, 1))
+    stays = whole * rank.element if layout.zero_stage == 3 and not layout.reshard else 0.0
+    if layout.offloads & STATE:
+        weights = 0.0 if "nvme" in layout.offloads else spread[3] * rank.element
+        accumulated = whole * per_param.gradients if layout.zero_stage < 2 else 0.0
+        resident = weights if layout.zero_stage < 3 else 0.0
+        return StateBytes(resident + stays, accumulated, master=0.0, moments=0.0)
     return StateBytes(
-        weights=spread[3] * per_param.weights,
+        weights=spread[3] * per_param.weights + stays,
         gradients=(spread[2] + apart) * per_param.gradients,
         master=spread[1] * per_param.master,
         moments=spread[1] * per_param.moments,

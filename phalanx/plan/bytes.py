@@ -138,7 +138,7 @@ def _logits_let_go(question: Question, held: float) -> float:
     For those the last rank keeps the gradient of the logits, in 16 bits.
     """
     layout = question.layout
-    if layout.schedule not in SPLIT or layout.v > 1:
+    if layout.schedule not in SPLIT or layout.v > 1 or layout.logits:
         return 0.0
     saved = head_saved(question.shape, HALF, question.practice.stack)
     each = bytes_per_token(saved, layout) - HALF * question.shape.vocab / layout.tp

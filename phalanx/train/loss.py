@@ -179,6 +179,7 @@ class _ChunkedLoss(torch.autograd.Function):
             if grad is not None:
                 dx_rows.copy_(times(grad, weight.t()))
                 dw.add(grad.t(), rows[i])
+            del grad  # before the next chunk has its logits
         if learns:
             dx, reduced = loss.tp.reduce_sequence(dx, "tp input gradient")
             reduced.wait()
@@ -196,9 +197,11 @@ def _chunk(
 ) -> tuple[Tensor, Tensor | None]:
     """Sum of the losses of a few tokens, and the gradient of their logits, in the same memory."""
     losses, softmax = _softmax_losses(logits, targets, part, takes_logits=True)
+    dtype = logits.dtype
+    del logits
     if not learns:
         return losses.sum(), None
-    return losses.sum(), softmax.gradient(torch.ones_like(losses), part).to(logits.dtype)
+    return losses.sum(), softmax.gradient(torch.ones_like(losses), part).to(dtype)
 
 
 class _Sum:

@@ -68,9 +68,10 @@ class OnHost(OnDevice):
         self.bytes = 0
         self._places: set[int] = set()
 
-    def owns(self, x: Tensor) -> bool:
+    def owns(self, x: Tensor | torch.UntypedStorage) -> bool:
         """Whether `x` lives in this memory."""
-        return x.untyped_storage().data_ptr() in self._places
+        storage = x.untyped_storage() if isinstance(x, Tensor) else x
+        return storage.data_ptr() in self._places
 
     def zeros(self, count: int, dtype: torch.dtype) -> Tensor:
         """Zeros in host memory."""
@@ -83,6 +84,8 @@ class OnHost(OnDevice):
     def load(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Cast on the host, since fewer bytes travel then."""
         narrow = x.to(dtype) if dtype.itemsize < x.element_size() else x
+        if narrow is not x and self.device.type == "cpu":
+            return narrow
         loaded = torch.empty(x.shape, dtype=dtype, device=self.device)
         return loaded.copy_(narrow, non_blocking=True)
 

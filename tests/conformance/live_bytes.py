@@ -27,6 +27,11 @@ class LiveBytes(TorchDispatchMode):
         """Bytes that are alive."""
         return sum(ref().nbytes() for ref in [*self._alive.values()])
 
+    def forget(self, which: Callable[[Any], bool]) -> None:
+        """Count storages that are alive, and for which `which` holds, no longer; nor the peak."""
+        self._alive = {key: ref for key, ref in self._alive.items() if not which(ref())}
+        self.peak = self.now
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
@@ -40,4 +45,4 @@ class LiveBytes(TorchDispatchMode):
     def _follow(self, storage: Any) -> None:
         key = storage._cdata
         if key not in self._alive:
-            self._alive[key] = weakref.ref(storage, lambda _: self._alive.pop(key))
+            self._alive[key] = weakref.ref(storage, lambda _: self._alive.pop(key, None))
