@@ -5,7 +5,6 @@ What a rank waits for along tp and cannot hide is the time that overlap is meant
     python benchmarks/overlap.py [--precision bf16] [--hidden 1024]
 """
 
-import json
 import statistics
 import tempfile
 from argparse import Namespace
@@ -71,10 +70,12 @@ def work(rank: int, args: Namespace, store: str) -> None:
     }
     results = race(ways, "whole messages", args.rounds, dist.barrier)
     if rank == 0:
-        title = f"{args.precision}, {args.threads} threads, {describe(run)}"
+        waits = "; ".join(
+            f"{name}, rank 0 waits {statistics.median(way.waits[1:]):.3f} s a step for tp"
+            for name, way in ways.items()
+        )
+        title = f"{args.precision}, {args.threads} threads, {describe(run)}; {waits}"
         show(title, results, run.recipe.tokens_per_step, args.json)
-        exposed = {name: statistics.median(way.waits[1:]) for name, way in ways.items()}
-        print(json.dumps({"seconds a step that rank 0 waits for tensor": exposed}))
         worst = max(
             abs(a - b) / b for a, b in zip(*(way.losses for way in ways.values()), strict=True)
         )
