@@ -1,13 +1,18 @@
 """Messages of which each part can be used, or sent, before the others are there."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
 from phalanx.core.layout import Layout
 from phalanx.core.traffic import Transfer
 from phalanx.train.comm import DirectGroup, Group
 from phalanx.train.mesh import build_mesh
+from phalanx.train.parallel.tensor import TensorParallel
+from phalanx.train.precision.product import Operand, Plain, Product
 from phalanx.verify.pool import RankPool
 
 pytestmark = pytest.mark.ranks
@@ -76,6 +81,44 @@ def scatter(kind: type[Group]) -> list[int]:
     return made
 
 
+class Telling(Plain):
+    """Tells the last rank when it has been asked to multiply for the first time."""
+
+    def __init__(self, group: Group) -> None:
+        self.group, self.told = group, False
+
+    def forward(self, x: Operand, w: Operand) -> Tensor:
+        if not self.told:
+            self.told = True
+            self.group.send(torch.ones(1), self.group.size - 1, "told").wait()
+        return super().forward(x, w)
+
+
+class Layer(NamedTuple):
+    """A projection without bias."""
+
+    weight: nn.Parameter
+    bias: None
+    product: Product
+
+
+def multiply_own_part_first() -> None:
+    """The last rank starts its product when told that all others multiply already."""
+    group = build_mesh(Layout(tp=dist.get_world_size()), torch.device("cpu")).tensor
+    last, t = group.size - 1, group.size
+    generator = torch.Generator().manual_seed(0)
+    x, w = (torch.randn(t * n, 4, generator=generator, dtype=torch.float64) for n in (2, 3))
+    product: Product = Telling(group)
+    if group.index == last:
+        product = Plain()
+        for source in range(last):
+            group.receive(torch.empty(1), source).wait()
+    tp = TensorParallel(group, sequence=True)
+    layer = Layer(nn.Parameter(w.chunk(t)[group.index].clone()), None, product)
+    (y,) = tp.columns(tp.my_sequence(x).unsqueeze(1), layer)
+    torch.testing.assert_close(y.squeeze(1), x @ w.chunk(t)[group.index].t())
+
+
 @pytest.mark.parametrize("kind", [DirectGroup, Group])
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_gather_hands_over_the_nearest_part_first(
@@ -87,6 +130,11 @@ def test_a_gather_hands_over_the_nearest_part_first(
 
 def test_a_ranks_own_part_is_there_before_others_have_sent_theirs(ranks: RankPool) -> None:
     ranks.run(3, use_own_part_first)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_product_begins_with_the_part_that_is_here(ranks: RankPool, size: int) -> None:
+    ranks.run(size, multiply_own_part_first)
 
 
 @pytest.mark.parametrize("kind", [DirectGroup, Group])
