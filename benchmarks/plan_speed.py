@@ -81,10 +81,12 @@ class Whole(NamedTuple):
 def whole(model: str, cluster: str, tokens: str, seq: str) -> Whole:
     """Run one search from the command line, and read what the system says it used."""
     program = (
-        "import resource, sys; from phalanx.cli.main import main\n"
+        "import re, resource, sys; from phalanx.cli.main import main\n"
         "code = main(sys.argv[1:])\n"
         "used = resource.getrusage(resource.RUSAGE_SELF)\n"
-        "print(used.ru_utime + used.ru_stime, used.ru_maxrss / 1000, file=sys.stderr)\n"
+        # ru_maxrss would count what this program held when it forked
+        "most = re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read())[1]\n"
+        "print(used.ru_utime + used.ru_stime, int(most) / 1000, file=sys.stderr)\n"
         "sys.exit(code)"
     )
     words = [model, cluster, "--tokens", tokens, "--seq", seq]
