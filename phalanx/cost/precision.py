@@ -125,9 +125,20 @@ def refuse(run: Run) -> None:
             f"{seq} does not divide over cp={layout.cp} tp={layout.tp}; use recipe.seq={padded}"
             + (", or sp=off" if layout.sp and layout.cp == 1 else "")
         )
+    _refuse_shared_heads(run, recipe)
     if STRETCH[recipe]:
         _refuse_cut_channels(run, recipe, STRETCH[recipe])
         _refuse_cut_tokens(run, recipe, STRETCH[recipe])
+
+
+def _refuse_shared_heads(run: Run, recipe: str) -> None:
+    """Each rank would round its own part of a gradient, where one device rounds the sum."""
+    shape, tp = run.model, run.layout.tp
+    if not shape.is_mla and tp > shape.kv_heads:
+        raise RefusedError(
+            f"precision={recipe} rounds the gradients of keys and values, and tp={tp} ranks share "
+            f"{shape.kv_heads} kv heads, each with a part of them; use tp up to {shape.kv_heads}"
+        )
 
 
 def _refuse_cut_channels(run: Run, recipe: str, stretch: int) -> None:
