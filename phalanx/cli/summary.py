@@ -59,13 +59,15 @@ def print_summary(console: Console, summary: Summary) -> None:
 
 def _panel(summary: Summary) -> Panel:
     facts = _table()
-    facts.add_row("loss", _losses(summary))
+    if summary.tokens:
+        facts.add_row("loss", _losses(summary))
     if summary.validation_loss is not None:
         facts.add_row("held out", _loss(summary.validation_loss, summary))
     if len(summary.losses) > 1:
         facts.add_row("curve", sparkline(summary.losses, CURVE_CELLS))
-    facts.add_row("speed", _speed(summary))
-    if summary.convention:
+    if summary.tokens:
+        facts.add_row("speed", _speed(summary))
+    if summary.tokens and summary.convention:
         facts.add_row("", Text(summary.convention, style="dim"))
     if summary.time_split:
         facts.add_row("time", _time_split(summary.time_split))

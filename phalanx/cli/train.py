@@ -265,7 +265,8 @@ def _dry_run(args: Namespace, origin: _Origin) -> int:
 def _directory(origin: _Origin, run: Run) -> Iterator[RunDirectory]:
     opened = RunDirectory.create if origin.fresh else RunDirectory.open_for_resume
     with opened(origin.runs, origin.name) as directory:
-        directory.write_run(run)
+        if origin.fresh:
+            directory.write_run(run)
         yield directory
 
 

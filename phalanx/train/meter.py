@@ -191,7 +191,7 @@ def time_split(engine: Engine, total: float, data_wait: float) -> dict[str, floa
     """
     waited, spans = engine.mesh.ledger.waited, engine.recorder.seconds
     axes = [waited.get(axis, 0.0) for axis in AXES]
-    optimizer = max(spans.get("optimizer", 0.0) - waited.get("world", 0.0), 0.0)
+    optimizer = spans.get("optimizer", 0.0)
     compute = max(total - sum(axes) - optimizer - data_wait, 0.0)
     mine = torch.tensor([compute, *axes, optimizer, data_wait], dtype=torch.float64)
     values = _mean(mine.to(engine.mesh.device), engine.mesh)

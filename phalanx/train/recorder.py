@@ -12,7 +12,8 @@ class Recorder:
     """Notes the spans of one rank.
 
     Attributes:
-        seconds: total of each category since the last `clear`, kept even when spans are not.
+        seconds: total of each category since the last `clear`, kept even when spans are not; what
+            a span stood still for messages is not in it.
         keeps_spans: whether each span is kept, for a timeline.
     """
 
@@ -21,23 +22,26 @@ class Recorder:
         self.keeps_spans = False
         self.seconds: dict[str, float] = {}
         self.spans: list[Span] = []
+        self._stood = 0.0
 
     @contextmanager
     def span(self, label: str, category: Category) -> Iterator[None]:
         """Time what happens inside."""
-        start = time.perf_counter()
+        start, stood = time.perf_counter(), self._stood
         try:
             yield
         finally:
             end = time.perf_counter()
-            self.seconds[category] = self.seconds.get(category, 0.0) + end - start
+            busy = end - start - (self._stood - stood)
+            self.seconds[category] = self.seconds.get(category, 0.0) + busy
             if self.keeps_spans:
                 self.spans.append(Span(self.rank, label, category, start, end))
 
     def message(self, passage: Passage) -> None:
         """Keep a message: how long it was under way, and how long the rank stood still for it."""
+        axis, purpose, issued, wanted, done = passage
+        self._stood += done - wanted
         if self.keeps_spans:
-            axis, purpose, issued, wanted, done = passage
             self.spans.append(Span(self.rank, purpose, "communicate", issued, done, axis))
             self.spans.append(Span(self.rank, purpose, "wait", wanted, done, axis))
 

@@ -138,7 +138,8 @@ class Summary:
         last_step: steps done in all.
         steps: steps that were asked for.
         interrupted: stopped by a signal after saving; `--resume auto` goes on.
-        first_loss, last_loss: nats per token; each the mean of a few steps at that end.
+        first_loss, last_loss: nats per token; each the mean of a few steps at that end, and nan
+            where no step was left to take.
         losses: of every step of this session, in order.
         validation_loss: on held-out text, nats per token; None where nothing was held out.
         bytes_per_token: of the corpus; 0 or nan where unknown.

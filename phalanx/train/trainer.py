@@ -1,6 +1,8 @@
 """A training run on one rank, from the first batch to the summary."""
 
+import math
 import secrets
+import shlex
 import statistics
 import time
 from dataclasses import dataclass, replace
@@ -9,8 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from phalanx.core.errors import PhalanxError
-from phalanx.core.precision import formats, sharpened
+from phalanx.core.errors import PhalanxError, UsageError
 from phalanx.core.run import Run
 from phalanx.core.timeline import Span, Timeline
 from phalanx.data.batches import SampleStream
@@ -91,12 +92,14 @@ def train(
         PhalanxError: with one line that says what to change.
     """
     session = replace(_open(worker, run, directory, reporter), proof=proof)
-    first = _resume(session, resume) if resume else 0
-    last = run.recipe.last_step
+    first, last = _resume(session, resume) if resume else 0, run.recipe.last_step
+    _require_steps(session, first, last)
+    if session.directory:  # not before: a resume that is refused leaves the run as it was
+        session.directory.write_run(run)
     session.reporter.on_start(_info(session, first))
     done, interrupted = _steps(session, first, last)
     summary = _finish(session, first, done, interrupted=interrupted)
-    if session.directory:
+    if session.directory and (done > first or not session.directory.summary_file.exists()):
         session.directory.write_summary(summary)
     session.reporter.on_end(summary)
     return INTERRUPTED if interrupted else 0
@@ -164,6 +167,19 @@ def _resume(session: Session, resume: str) -> int:
     if session.directory:
         session.directory.forget_after(step)
     return step
+
+
+def _require_steps(session: Session, first: int, last: int) -> None:
+    """Refuse to go back; a job that is started again once all is done has nothing to do."""
+    recipe = session.run.recipe
+    key = "recipe.steps" if last == recipe.steps else "recipe.stop_at"
+    if first > last:
+        raise UsageError(
+            f"the checkpoint is of step {first}, and {key}={last} ends before it; "
+            f"use {key} above {first}, or start from an older checkpoint under another --name"
+        )
+    if first == last:
+        session.reporter.on_event(f"all {last} steps are done; more need {key} above {last}")
 
 
 def _choose(session: Session, resume: str) -> Path | None:
@@ -313,8 +329,8 @@ def _finish(session: Session, first: int, done: int, *, interrupted: bool) -> Su
         last_step=done,
         steps=run.recipe.last_step,
         interrupted=interrupted,
-        first_loss=statistics.fmean(meter.losses[:1] or [0.0]),
-        last_loss=statistics.fmean(meter.losses[-few:] or [0.0]),
+        first_loss=statistics.fmean(meter.losses[:1] or [math.nan]),
+        last_loss=statistics.fmean(meter.losses[-few:] or [math.nan]),
         losses=tuple(meter.losses),
         validation_loss=validation,
         bytes_per_token=session.corpus.bytes_per_token,
@@ -351,17 +367,18 @@ def _sample(session: Session) -> str:
 
 
 def _next_steps(session: Session, *, interrupted: bool) -> tuple[tuple[str, str], ...]:
-    name = session.directory.name if session.directory else ""
-    layout = session.run.layout
-    rounds = formats(layout.precision).recipe
-    proven = replace(layout, precision=sharpened(layout.precision) if rounds else "auto")
-    steps = [(f'phalanx verify --layout "{proven}"', "prove this layout equal to one device")]
-    if layout.asynchronous:  # which differs from one device by design
-        steps.clear()
-    if interrupted and session.directory:
-        resume = f"phalanx train --resume {session.directory.path}"
-        steps.insert(0, (resume, "go on where this stopped"))
-    elif name:
-        trained = layout if rounds else proven
-        steps.append((f'phalanx train --data FOLDER --layout "{trained}"', "learn your own text"))
+    """Commands that do what they say as they stand, with this run's own model and layout."""
+    if not session.directory:
+        return ()
+    run, directory = session.run, session.directory
+    home, file = shlex.quote(str(directory.path)), shlex.quote(str(directory.run_file))
+    steps = []
+    if interrupted:
+        steps.append((f"phalanx train --resume {home}", "go on where this stopped"))
+    # stale gradients differ from one device by design, and bf16 weights alone have no fp64
+    if not run.layout.asynchronous and run.recipe.master_weights == "fp32":
+        prove = f"phalanx train {file} --prove 1 --set recipe.stop_at=1"
+        steps.append((prove, "prove this layout equal to one device"))
+    if not interrupted:
+        steps.append((f"phalanx train {file} --data FOLDER", "learn your own text"))
     return tuple(steps)

@@ -219,8 +219,12 @@ def test_an_interrupted_run_is_called_so() -> None:
 
 
 def test_a_run_of_no_steps_has_a_summary_too() -> None:
-    empty = replace(SUMMARY, losses=(), time_split={}, checkpoints=(), sample="", next_steps=())
-    assert "Trained demo" in summarised(replace(empty, last_loss=math.nan))
+    empty = replace(
+        SUMMARY, losses=(), tokens=0, time_split={}, checkpoints=(), sample="", next_steps=()
+    )
+    text = summarised(replace(empty, first_loss=math.nan, last_loss=math.nan))
+    assert "Trained demo" in text
+    assert "nan" not in text
 
 
 @given(st.lists(st.floats(), min_size=1, max_size=200), st.integers(1, 60))

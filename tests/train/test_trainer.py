@@ -1,6 +1,7 @@
 """A run stops and goes on as if it had never stopped, under its own layout and under others."""
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,9 @@ import pytest
 import torch
 from trainer_jobs import reshard_job, small_run, train_job
 
-from phalanx.core.errors import UsageError
+from phalanx.cli.main import main
+from phalanx.cli.runfile import load_run
+from phalanx.core.errors import CheckpointError, UsageError
 from phalanx.core.layout import Layout
 from phalanx.core.run import Run
 from phalanx.train.checkpoint import newest
@@ -212,6 +215,45 @@ def test_resuming_with_another_batch_is_refused(
     ranks.run(1, train_job, run, tmp_path)
     with pytest.raises(UsageError, match=r"recipe\.batch=8"):
         ranks.run(1, train_job, under(run, "dp=1", batch=4, stop_at=4), tmp_path, "auto")
+
+
+def test_a_resume_that_is_refused_leaves_the_run_as_it_was(
+    ranks: RankPool, tmp_path: Path, text: Path
+) -> None:
+    run = under(small_run(text), "dp=1", stop_at=2)
+    ranks.run(1, train_job, run, tmp_path)
+    before = (tmp_path / "run.toml").read_text()
+    wider = replace(run, model=replace(run.model, ffn=96))
+    with pytest.raises(CheckpointError, match="the model it was started with"):
+        ranks.run(1, train_job, under(wider, "dp=1", stop_at=4), tmp_path, "auto")
+    with pytest.raises(UsageError, match=r"of step 2, and recipe.stop_at=1 ends before it; use"):
+        ranks.run(1, train_job, under(run, "dp=1", stop_at=1), tmp_path, "auto")
+    assert (tmp_path / "run.toml").read_text() == before
+
+
+def test_a_finished_run_that_is_started_again_says_so_and_keeps_its_summary(
+    ranks: RankPool, tmp_path: Path, text: Path
+) -> None:
+    run = under(small_run(text), "dp=2", stop_at=2)
+    ranks.run(2, train_job, run, tmp_path)
+    before = (tmp_path / "summary.json").read_text()
+    again = ranks.run(2, train_job, run, tmp_path, "auto")[0]
+    assert (again.code, again.losses) == (0, [])
+    assert "all 2 steps are done; more need recipe.stop_at above 2" in again.events
+    assert (tmp_path / "summary.json").read_text() == before
+
+
+def test_what_a_summary_says_to_try_next_can_be_run(
+    ranks: RankPool, tmp_path: Path, text: Path
+) -> None:
+    run = with_experts(under(small_run(text), "dp=2 ep=2 precision=fp16", stop_at=1))
+    summary = ranks.run(2, train_job, run, tmp_path / "a run")[0].summary
+    assert summary is not None
+    assert len(summary.next_steps) == 2
+    for command, _ in summary.next_steps:
+        _, *words = shlex.split(command.replace("FOLDER", str(text)))
+        assert main([*words, "--dry-run"]) == 0
+        assert load_run(Path(words[1])).layout == run.layout
 
 
 def test_a_run_directory_holds_what_scripts_rely_on(
