@@ -1,4 +1,4 @@
-"""Train a model on text, cut any way over data, tensor and pipeline.
+"""Train a model on text, cut any way over data, tensor, context, experts and pipeline.
 
   phalanx train                                  four local ranks on what Python itself is made of
   phalanx train examples/demo.toml --data book.txt

@@ -4,7 +4,8 @@ Symbols: L layers, h hidden, a heads, g kv heads, d head size, f ffn width, V vo
 E experts, K experts per token, s sequence length.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from math import inf
 from typing import Literal
 
 from phalanx.core.errors import UsageError
@@ -83,6 +84,10 @@ class ModelShape:
         for key in ("layers", "hidden", "heads", "vocab"):
             if getattr(self, key) < 1:
                 raise UsageError(f"model.{key} is {getattr(self, key)}; it must be at least 1")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int | float) and not 0 <= value < inf:
+                raise UsageError(f"model.{field.name} is {value}; it must be at least 0")
         resolved = {
             "kv_heads": self.kv_heads or self.heads,
             "head_dim": self.head_dim or self._default_head_dim(),
@@ -101,12 +106,19 @@ class ModelShape:
             self._check_latent_attention()
         elif self.positions == "rope" and self.head_dim % 2:
             raise UsageError(f"rope needs an even head size; model.head_dim is {self.head_dim}")
+        if self.rope_theta == 0:
+            raise UsageError("model.rope_theta is 0; it must be above 0")
         if self.is_moe:
             self._check_experts()
 
     def _check_experts(self) -> None:
         object.__setattr__(self, "moe_ffn", self.moe_ffn or self.ffn)
         E, groups = self.experts, self.expert_groups
+        if self.dense_layers > self.layers:
+            raise UsageError(
+                f"model.dense_layers is {self.dense_layers}; of {self.layers} layers it can be 0 "
+                f"to {self.layers}"
+            )
         if groups < 1 or E % groups:
             raise UsageError(f"{E} experts cannot stand in {groups} equal groups")
         if not 1 <= self.groups_kept <= groups:

@@ -5,12 +5,15 @@ from dataclasses import replace
 from math import log2
 
 from phalanx.core.cluster import Cluster
+from phalanx.core.errors import RefusedError
 from phalanx.core.estimate import Estimate, Message, Term
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
+from phalanx.core.run import Recipe, Run
 from phalanx.cost.flops import Utilization, utilization
 from phalanx.cost.params import copies, rank_held, stages_of_rank
 from phalanx.cost.practice import PHALANX, Practice
+from phalanx.cost.traffic import refuse_impossible
 from phalanx.plan.bytes import rank_bytes
 from phalanx.plan.exchange import Cover, exchange
 from phalanx.plan.pipeline import (
@@ -171,3 +174,35 @@ def _notes(question: Question) -> Iterator[str]:
         yield f"no published run on {question.cluster.accelerator.name} was used: {rates.source}"
     if not question.cluster.accelerator.peaks:
         yield f"nobody published the peak of {question.cluster.accelerator.name}; assumed"
+    unpriced = " ".join(_unpriced(question.layout))
+    if unpriced:
+        yield f"the seconds are those without {unpriced}: what it costs or saves is not priced"
+    if question.layout.asynchronous:
+        yield (
+            f"schedule={question.layout.schedule} is priced with one update of a step, and moves "
+            f"the weights after each of {question.micro_batches} micro-batches; the weights that "
+            "it stashes are not counted"
+        )
+    if question.practice is PHALANX:
+        yield from _untrainable(question)
+
+
+def _unpriced(layout: Layout) -> Iterator[str]:
+    """What a layout asks for and no second knows of; the bytes do."""
+    if layout.offloads:
+        yield f"offload={layout.offload}"
+    if layout.cp > 1 and layout.context != "ring":
+        yield f"context={layout.context}"
+    for key in ("compile", "optimistic"):
+        if getattr(layout, key):
+            yield f"{key}=on"
+
+
+def _untrainable(question: Question) -> Iterator[str]:
+    """Why `phalanx train` would refuse what is priced here, if it would."""
+    clip = 0.0 if question.layout.asynchronous else 1.0
+    recipe = Recipe(seq=question.seq, batch=question.batch, clip=clip)
+    try:
+        refuse_impossible(Run(model=question.shape, layout=question.layout, recipe=recipe))
+    except RefusedError as refusal:
+        yield f"phalanx train refuses this: {refusal}"

@@ -29,3 +29,19 @@ def test_latent_attention_refuses_what_it_cannot_mean(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         ModelShape(**{**LATENT, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"experts": -4}, "model.experts is -4; it must be at least 0"),
+        ({"shared_experts": -1}, "model.shared_experts is -1"),
+        ({"experts": 4, "top_k": 2, "dense_layers": 5}, "of 4 layers it can be 0 to 4"),
+        ({"kv_lora_rank": -1}, "model.kv_lora_rank is -1"),
+        ({"norm_eps": float("inf")}, "model.norm_eps is inf"),
+        ({"rope_theta": 0.0}, "model.rope_theta is 0; it must be above 0"),
+    ],
+)
+def test_no_size_is_below_zero(changes: dict[str, int], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ModelShape(**changes)

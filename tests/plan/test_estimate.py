@@ -189,6 +189,26 @@ def test_replicas_wait_for_the_slowest_but_one_pipeline_does_not():
     assert price("pp=8 tp=2", cluster="h100x16").step.find("waiting for the slowest rank") is None
 
 
+@pytest.mark.parametrize(
+    ("layout", "said"),
+    [
+        ("dp=8 zero=3 offload=optimizer", "without offload=optimizer"),
+        ("dp=4 cp=2 context=gather compile=on", "without context=gather compile=on"),
+        ("dp=4 pp=2 schedule=pipedream", "after each of 32 micro-batches"),
+        ("dp=8 zero=1 offload=nvme", "phalanx train refuses this: offload=nvme lets go"),
+        ("dp=4 pp=2 schedule=zb-h1 compile=on", "use compile=off, or schedule=1f1b"),
+    ],
+)
+def test_what_is_not_in_a_price_is_said(layout, said):
+    assert said in " ".join(price(layout).notes)
+
+
+def test_the_habits_of_others_are_not_held_against_our_trainer():
+    assert price("dp=8 zero=1 offload=nvme", practice=MEGATRON_CORE).notes == (
+        "the seconds are those without offload=nvme: what it costs or saves is not priced",
+    )
+
+
 def test_a_part_without_published_runs_says_so_and_is_less_certain():
     known, unknown = price("dp=8"), price("dp=8", cluster="mi300xx8")
     assert not known.notes

@@ -166,7 +166,7 @@ def test_an_update_that_differs_by_design_is_not_verified(ranks: RankPool) -> No
 @pytest.mark.parametrize(
     ("layout", "features", "reason"),
     [
-        ("pp=2", (), "recipe.clip=0.5 needs the norm of all stages; use clip=0"),
+        ("pp=2", (), "recipe.clip=0.5 needs the norm of all stages; use recipe.clip=0"),
         ("pp=2 optimistic=on", ("no-clip",), "use optimistic=off"),
         ("dp=2 zero=3", ("no-clip",), "zero=3 lets go of what it stashes; use zero=1"),
         ("pp=2", ("no-clip", "tied"), "use model.tied=false"),

@@ -102,7 +102,11 @@ def _refuse_synchrony(run: Run) -> None:
     """Under PipeDream stages never meet: whatever needs all of them at one time cannot be had."""
     layout, recipe, shape = run.layout, run.recipe, run.model
     for asked, needs, instead in (
-        (recipe.clip > 0, f"recipe.clip={recipe.clip:g} needs the norm of all stages", "clip=0"),
+        (
+            recipe.clip > 0,
+            f"recipe.clip={recipe.clip:g} needs the norm of all stages",
+            "recipe.clip=0",
+        ),
         (layout.optimistic, "optimistic=on needs a norm to wait for", "optimistic=off"),
         (layout.zero_stage >= 2, f"zero={layout.zero} lets go of what it stashes", "zero=1"),
         (shape.tied and layout.pp > 1, "a tied table moves on both ends", "model.tied=false"),
