@@ -57,7 +57,7 @@ def load_run(
         here = gpus()
         count = ranks or here or CPU_RANKS
         cut = default_layout(count, run, on_gpus=count <= here)
-    run = replace(run, layout=Layout.from_mapping({**cut, **changes["layout"]}))
+    run = replace(run, layout=_layout({**cut, **changes["layout"]}))
     _require_ranks(run.layout, ranks)
     return run
 
@@ -99,8 +99,17 @@ def read_tables(path: Path) -> Tables:
 def _without_layout(tables: Tables) -> Run:
     """A run of one rank; what the model's table leaves to others resolved, paths made whole."""
     run = Run.from_tables({**tables, "model": _resolved(tables.get("model", {}))})
-    data = replace(run.data, path=_whole(run.data.path))
+    folder = _whole(run.data.offload_folder)
+    data = replace(run.data, path=_whole(run.data.path), offload_folder=folder)
     return replace(run, data=data, weights=_whole(run.weights))
+
+
+def _layout(words: Tables) -> Layout:
+    """A layout whose file of a schedule, if it names one, is found from anywhere."""
+    layout = Layout.from_mapping(words)
+    if not layout.schedule.endswith(".csv"):
+        return layout
+    return replace(layout, schedule=_whole(layout.schedule))
 
 
 def _whole(path: str) -> str:

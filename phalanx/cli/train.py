@@ -16,7 +16,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -189,8 +189,23 @@ def _load(
         data=args.data,
         gpus=gpus,
     )
+    _require_same_model(run, origin)
     refuse_untrainable(run)
     return run
+
+
+def _require_same_model(run: Run, origin: _Origin) -> None:
+    """Refuse another model in the folder of a run, also one whose weights have the same shapes."""
+    if origin.fresh or origin.run_file is None:
+        return
+    before = load_run(origin.run_file).model
+    for key, value in asdict(before).items():
+        now = getattr(run.model, key)
+        if now != value and key != "name":
+            raise RefusedError(
+                f"{origin.name} has model.{key}={value}, not {now}; go on with that, or start "
+                f"from one of its checkpoints under a --name of its own"
+            )
 
 
 def _train_here(args: Namespace, origin: _Origin, warm: WarmStart) -> int:

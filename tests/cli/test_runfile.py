@@ -96,6 +96,19 @@ def test_the_corpus_has_a_flag_of_its_own(tmp_path: Path, monkeypatch: pytest.Mo
     assert load_run(data="missing.txt").data.path == "missing.txt"
 
 
+def test_every_path_of_a_run_is_found_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.csv").touch()
+    (tmp_path / "disk").mkdir()
+    sets = ("layout.schedule=rows.csv", "data.offload_folder=disk")
+    run = load_run(layout="pp=2", sets=sets)
+    assert run.layout.schedule == str(tmp_path / "rows.csv")
+    assert run.data.offload_folder == str(tmp_path / "disk")
+    assert load_run(layout="pp=2 schedule=gone.csv").layout.schedule == "gone.csv"
+
+
 def test_a_catalog_name_brings_its_sizes_and_own_keys_stand_over_them() -> None:
     shape = load_run(sets=["model.name=llama-3.1-8b", "model.layers=2"]).model
     assert (shape.layers, shape.hidden) == (2, load.model("llama-3.1-8b").hidden)

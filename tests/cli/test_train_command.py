@@ -220,3 +220,12 @@ def test_a_restarted_job_may_always_say_resume_auto(here: Path, capsys: Captured
     words = ("run.toml", "--data", "book.txt", "--name", "new", "--resume", "auto", "--dry-run")
     assert main(("train", *words)) == 0
     assert not (here / "runs").exists()
+
+
+def test_a_run_goes_on_with_its_own_model(here: Path, capsys: Captured) -> None:
+    """Also where all weights have the same shapes, so that nothing else would notice."""
+    (here / "runs" / "a").mkdir(parents=True)
+    (here / "runs" / "a" / "run.toml").write_text(RUN)
+    change = ("--set", "model.heads=1", "--set", "model.head_dim=32")
+    said = refused(capsys, 3, "--resume", "auto", *change)
+    assert "a has model.heads=2, not 1; go on with that, or start from one of its" in said
