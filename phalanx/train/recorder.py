@@ -13,7 +13,7 @@ class Recorder:
 
     Attributes:
         seconds: total of each category since the last `clear`, kept even when spans are not; what
-            a span stood still for messages is not in it.
+            a span stood still for messages is not in it, nor what spans inside it took.
         keeps_spans: whether each span is kept, for a timeline.
     """
 
@@ -22,17 +22,18 @@ class Recorder:
         self.keeps_spans = False
         self.seconds: dict[str, float] = {}
         self.spans: list[Span] = []
-        self._stood = 0.0
+        self._elsewhere = 0.0  # seconds so far that are not those of the span around them
 
     @contextmanager
     def span(self, label: str, category: Category) -> Iterator[None]:
         """Time what happens inside."""
-        start, stood = time.perf_counter(), self._stood
+        start, elsewhere = time.perf_counter(), self._elsewhere
         try:
             yield
         finally:
             end = time.perf_counter()
-            busy = end - start - (self._stood - stood)
+            busy = end - start - (self._elsewhere - elsewhere)
+            self._elsewhere = elsewhere + end - start
             self.seconds[category] = self.seconds.get(category, 0.0) + busy
             if self.keeps_spans:
                 self.spans.append(Span(self.rank, label, category, start, end))
@@ -40,7 +41,7 @@ class Recorder:
     def message(self, passage: Passage) -> None:
         """Keep a message: how long it was under way, and how long the rank stood still for it."""
         axis, purpose, issued, wanted, done = passage
-        self._stood += done - wanted
+        self._elsewhere += done - wanted
         if self.keeps_spans:
             self.spans.append(Span(self.rank, purpose, "communicate", issued, done, axis))
             self.spans.append(Span(self.rank, purpose, "wait", wanted, done, axis))
