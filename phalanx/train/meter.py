@@ -195,7 +195,7 @@ def time_split(engine: Engine, total: float, data_wait: float) -> dict[str, floa
     compute = max(total - sum(axes) - optimizer - data_wait, 0.0)
     mine = torch.tensor([compute, *axes, optimizer, data_wait], dtype=torch.float64)
     values = _mean(mine.to(engine.mesh.device), engine.mesh)
-    names = ("compute", *(f"waiting for {axis}" for axis in AXES), "optimizer", "data")
+    names = ("compute", *(f"waiting for {axis}" for axis in AXES), "optimizer", "reading batches")
     return {name: value for name, value in zip(names, values, strict=True) if value > 0}
 
 

@@ -149,7 +149,8 @@ class Summary:
         flops_per_second: achieved by all ranks together, without recompute.
         mfu, hfu: shares of the peak, or None.
         convention: how FLOPs and peak were counted, or why there is no MFU.
-        time_split: seconds by name (compute, communicate, wait, ...), mean over ranks.
+        time_split: seconds by name (compute, waiting for an axis, reading batches, ...), mean
+            over ranks.
         peak_bytes: most memory held by any rank.
         checkpoints: paths of those that are kept, oldest first.
         sample: a little generated text, or empty.

@@ -274,4 +274,6 @@ def test_a_run_directory_holds_what_scripts_rely_on(
     assert summary.last_loss < summary.first_loss
     assert json.loads((tmp_path / "summary.json").read_text())["last_step"] == 8
     assert summary.sample.startswith("def ")
+    split = {"compute", "waiting for pipeline", "waiting for world", "optimizer"}
+    assert set(summary.time_split) == {*split, "reading batches"}
     assert sum(summary.time_split.values()) == pytest.approx(summary.seconds, rel=0.05)
