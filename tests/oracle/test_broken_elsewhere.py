@@ -185,9 +185,13 @@ def test_seven_layers_over_two_stages_take_the_same_step(ranks: RankPool) -> Non
     assert verify(ranks, case).complaints == []
 
 
-def test_kv_heads_that_tp_cannot_split_are_refused_with_what_works() -> None:
-    case = default_case(Layout.parse("tp=4"))
-    with pytest.raises(RefusedError, match=r"2 kv heads .* tp=4; tp can be 1, 2"):
+def test_two_kv_heads_on_four_ranks_take_the_same_step(ranks: RankPool) -> None:
+    assert verify(ranks, Question("tp=4 mb=4").case()).complaints == []
+
+
+def test_kv_heads_that_tp_cannot_share_out_are_refused_with_what_works() -> None:
+    case = Question("tp=2", tables={"model": {"hidden": 48, "heads": 6, "kv_heads": 3}}).case()
+    with pytest.raises(RefusedError, match=r"3 kv heads .* tp=2; tp can be 1, 3, 6"):
         refuse_untrainable(case.run)
 
 
