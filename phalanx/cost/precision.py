@@ -112,6 +112,11 @@ def refuse(run: Run) -> None:
             f"recipe.master_weights={run.recipe.master_weights} keeps weights in bf16 alone, and "
             f"precision={layout.precision} computes with others; use precision=bf16"
         )
+    if rest == "fp16" and layout.logits:
+        raise RefusedError(
+            f"logits={layout.logits} makes the gradient of the head before the loss scale of fp16 "
+            "reaches it, and a sum over many tokens may overflow; use logits=0, or precision=bf16"
+        )
     if not recipe:
         return
     if layout.compile:

@@ -51,6 +51,8 @@ LAYOUTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "FP8": ("precision=fp8+fp64", ()),
     "FP8 current": ("precision=fp8-current+fp64", ()),
     "FP8 blocks": ("precision=fp8-block+fp64", ("wide",)),
+    "MXFP8": ("precision=mxfp8+fp64", ("wide",)),
+    "NVFP4": ("precision=nvfp4+fp64", ("wide",)),
     "bf16 alone": ("precision=bf16", ("stochastic",)),
 }
 MODELS: Mapping[str, tuple[str, ...]] = {
@@ -136,7 +138,7 @@ def to_markdown() -> str:
         "",
         "Written by `tools/composition.py`. A dot: both together are trained, and",
         "`phalanx verify --pairs` proves it. A number: refused, for the reason below. Empty: two",
-        "values of one key.",
+        "values of one key. PipeDream is trained too, and claims another update: it is not here.",
         "",
         "| | " + " | ".join(names[:-1]) + " |",
         "|---" * len(names) + "|",

@@ -174,6 +174,7 @@ def test_inputs_are_kept_in_a_byte_each():
         ("tp=2 precision=fp8-block", (), "make it a multiple of 256"),
         ("tp=2 precision=mxfp8", (), "32 channels of keys"),
         ("precision=fp8 compile=on", (), "compile=off"),
+        ("precision=fp16 logits=16", (), "use logits=0, or precision=bf16"),
         ("tp=2 precision=fp8", ("mqa",), "use tp up to 1"),
     ],
 )
