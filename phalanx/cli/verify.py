@@ -1,6 +1,6 @@
 """Prove that a layout takes the same steps as one device: loss, gradients, norm and weights.
 
-phalanx verify                                        a covering set of layouts: about a minute
+phalanx verify                                        a covering set of layouts: some minutes
 phalanx verify --layout "dp=2 pp=2 tp=2 zero=3"       this one
 phalanx verify --layout tp=2 --set model.vocab=97 --documents
 phalanx verify --sample 100 --max-ranks 8 --seed 7    layouts drawn at random
