@@ -62,7 +62,7 @@ def with_experts(run: Run) -> Run:
         "dp=4 shard=2 zero=2",
         "dp=2 precision=fp16",
         "dp=2 cp=2",
-        pytest.param("tp=2 precision=fp8", marks=pytest.mark.sweep),
+        "tp=2 precision=fp8",
     ],
 )
 def test_half_a_run_and_the_other_half_are_the_whole_run_bit_for_bit(
