@@ -136,9 +136,9 @@ def to_markdown() -> str:
     lines = [
         "# What goes together",
         "",
-        "Written by `tools/composition.py`. A dot: both together are trained, and",
-        "`phalanx verify --pairs` proves it. A number: refused, for the reason below. Empty: two",
-        "values of one key. PipeDream is trained too, and claims another update: it is not here.",
+        "Written by `tools/composition.py`. A dot: both are trained together, and `phalanx verify",
+        "--pairs` asks the oracle. A number: refused, for the reason below. Empty: two values of",
+        "one key. PipeDream is trained too, and claims another update: it is not here.",
         "",
         "| | " + " | ".join(names[:-1]) + " |",
         "|---" * len(names) + "|",
