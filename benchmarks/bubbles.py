@@ -32,19 +32,19 @@ from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe, Run
 from phalanx.core.schedule import Action, Kind, Schedule
 from phalanx.core.timeline import Span, Timeline
-from phalanx.plan.simulate import idle_within, occupancy, simulate
+from phalanx.oracle.pool import RankPool
+from phalanx.planner.simulate import idle_within, occupancy, simulate
 from phalanx.schedules.build import lowered
 from phalanx.schedules.messages import only_computing
 from phalanx.schedules.text import parse_action
-from phalanx.train.comm import DirectGroup, Group, Ledger
-from phalanx.train.executor import Executor
-from phalanx.train.mesh import build_mesh
-from phalanx.train.model.batch import MicroBatch
-from phalanx.train.paced import paced_stage
-from phalanx.train.recorder import Recorder
-from phalanx.train.step import build_engine, forward_backward, update
-from phalanx.train.wire import Form, Wire
-from phalanx.verify.pool import RankPool
+from phalanx.trainer.engine.executor import Executor
+from phalanx.trainer.engine.paced import paced_stage
+from phalanx.trainer.engine.recorder import Recorder
+from phalanx.trainer.engine.step import build_engine, forward_backward, update
+from phalanx.trainer.engine.wire import Form, Wire
+from phalanx.trainer.model.batch import MicroBatch
+from phalanx.trainer.parallel.comm import DirectGroup, Group, Ledger
+from phalanx.trainer.parallel.mesh import build_mesh
 
 Rounds = list[list[Span]]  # of one rank, round by round
 PACED = ("1f1b", "interleaved v=2", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipev")

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from phalanx.train.checkpoint import Piece, Saver, newest
+from phalanx.trainer.checkpoint import Piece, Saver, newest
 
 CHUNK = 8 << 20  # bytes per write of the plain file, as many as a checkpoint writes at a time
 PLAIN, HASHED = "plain file", "plain file, then sha256"

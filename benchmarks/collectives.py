@@ -14,8 +14,8 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from phalanx.train.comm import DirectGroup, Group, Ledger
-from phalanx.verify.pool import RankPool
+from phalanx.oracle.pool import RankPool
+from phalanx.trainer.parallel.comm import DirectGroup, Group, Ledger
 
 SIZES = (1 << 14, 1 << 19, 1 << 22)
 REPEATS = 15

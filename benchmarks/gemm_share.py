@@ -1,7 +1,7 @@
 """Where the time of a step goes, and what share of this machine's matrix-product rate it reaches.
 
-Three tables: the rate of every product of a block, by torch and by `phalanx.train.kernels`; the
-achieved FLOP/s of the step against the best rate; the step's time by what it was spent on.
+Three tables: the rate of every product of a block, by torch and by `phalanx.trainer.ops.kernels`;
+the achieved FLOP/s of the step against the best rate; the step's time by what it was spent on.
 
 python benchmarks/gemm_share.py [--precision bf16]
 """
@@ -24,9 +24,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from phalanx.core.model import ModelShape
 from phalanx.cost.flops import flops_per_token
-from phalanx.train.kernels import times
-from phalanx.train.precision.dtypes import Precision
-from phalanx.train.step import forward_backward, update
+from phalanx.trainer.engine.step import forward_backward, update
+from phalanx.trainer.ops.kernels import times
+from phalanx.trainer.precision.dtypes import Precision
 
 # what an event is spent on, by its own name or that of the nearest event around it
 KINDS = {

@@ -25,9 +25,9 @@ from phalanx.core.layout import CONTEXTS, Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe, Run
 from phalanx.data.synthetic import SyntheticStream
-from phalanx.train.mesh import build_mesh
-from phalanx.train.step import build_engine, train_step
-from phalanx.verify.pool import RankPool
+from phalanx.oracle.pool import RankPool
+from phalanx.trainer.engine.step import build_engine, train_step
+from phalanx.trainer.parallel.mesh import build_mesh
 
 LIMIT = 4 << 30  # what a rank may hold in all
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")

@@ -23,9 +23,9 @@ from phalanx.core.run import Recipe, Run
 from phalanx.cost.flops import flops_per_token
 from phalanx.cost.memory import rank_memory
 from phalanx.data.synthetic import SyntheticStream
-from phalanx.train.mesh import build_mesh
-from phalanx.train.peak import known_peak
-from phalanx.train.step import Engine, build_engine, train_step
+from phalanx.trainer.engine.step import Engine, build_engine, train_step
+from phalanx.trainer.parallel.mesh import build_mesh
+from phalanx.trainer.run.peak import known_peak
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from phalanx.core.run import Run
 from phalanx.data.batches import Stream
 from phalanx.data.synthetic import SyntheticStream
-from phalanx.train.mesh import build_mesh
-from phalanx.train.model.inventory import declarations
-from phalanx.train.parameters import Initial
-from phalanx.train.step import build_engine, train_step
+from phalanx.trainer.engine.step import build_engine, train_step
+from phalanx.trainer.model.inventory import declarations
+from phalanx.trainer.model.parameters import Initial
+from phalanx.trainer.parallel.mesh import build_mesh
 
 
 def stream_of(run: Run) -> Stream:

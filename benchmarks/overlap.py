@@ -17,8 +17,8 @@ from measure import describe, options, race, run_of, show
 from ours import Trainer
 
 from phalanx.core.run import Run
-from phalanx.train.model.block import Block
-from phalanx.train.parallel.tensor import TensorParallel
+from phalanx.trainer.model.block import Block
+from phalanx.trainer.parallel.tensor import TensorParallel
 
 RANKS = 2
 

@@ -19,8 +19,8 @@ import numpy as np
 
 from phalanx.catalog import load
 from phalanx.core.layout import Layout
-from phalanx.plan.estimate import estimate
-from phalanx.plan.sweep import Request, Sweep
+from phalanx.planner.estimate import estimate
+from phalanx.planner.sweep import Request, Sweep
 
 WHOLE = (
     ("llama-3.1-405b", "h100x16384", "16M", "8192"),

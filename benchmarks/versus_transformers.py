@@ -17,8 +17,8 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from phalanx.core.run import Run
-from phalanx.train.model.huggingface import export_hf
-from phalanx.train.step import micro_batches
+from phalanx.trainer.engine.step import micro_batches
+from phalanx.trainer.model.huggingface import export_hf
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from phalanx.verify.pool import RankPool
+from phalanx.oracle.pool import RankPool
 
 settings.register_profile("phalanx", deadline=None)
 settings.load_profile("phalanx")

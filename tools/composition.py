@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from phalanx.verify.compose import to_markdown
+from phalanx.oracle.compose import to_markdown
 
 if __name__ == "__main__":
     Path(__file__).parent.parent.joinpath("docs", "composition.md").write_text(to_markdown())

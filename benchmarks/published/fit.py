@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 
 from phalanx.catalog import sustained as rates_files
 from phalanx.core.sustained import Sustained
-from phalanx.plan.estimate import step_seconds
-from phalanx.plan.published import baseline
-from phalanx.plan.question import Question, ask
-from phalanx.plan.rows import PublishedRun, read_rows, read_run
-from phalanx.plan.stages import block_seconds
+from phalanx.planner.estimate import step_seconds
+from phalanx.planner.published.rows import PublishedRun, read_rows, read_run
+from phalanx.planner.published.runs import baseline
+from phalanx.planner.question import Question, ask
+from phalanx.planner.stages import block_seconds
 
 Vector = NDArray[np.float64]
 

@@ -19,7 +19,7 @@ from rich.text import Text
 from phalanx.cli.stream import LossyStream
 from phalanx.cli.summary import print_summary, show_info
 from phalanx.core.units import show_bytes, show_count, show_rate
-from phalanx.train.report import Reporter, RunInfo, Silent, StepMetrics, Summary
+from phalanx.trainer.run.report import Reporter, RunInfo, Silent, StepMetrics, Summary
 
 PLAIN_LINES = 20  # in a whole run, when nobody sits at a terminal
 REFRESH_SECONDS = 0.1

@@ -14,7 +14,7 @@ from phalanx.cli.runfile import load_run
 from phalanx.core.errors import RefusedError, UsageError
 
 if TYPE_CHECKING:
-    from phalanx.train.checkpoint import Checkpoint
+    from phalanx.trainer.checkpoint import Checkpoint
 
 SCHEMA = 1
 PRECISIONS = ("fp32", "bf16", "fp16", "fp64")
@@ -39,8 +39,8 @@ def run(args: Namespace) -> int:
     """Find the checkpoint, write the folder, say what loads it."""
     import torch
 
-    from phalanx.train.model.huggingface import export_hf
-    from phalanx.train.precision.dtypes import Precision
+    from phalanx.trainer.model.huggingface import export_hf
+    from phalanx.trainer.precision.dtypes import Precision
 
     home = _home(args.source)
     run = load_run(home / "run.toml")
@@ -86,7 +86,7 @@ def _home(source: Path) -> Path:
 
 
 def _checkpoint(source: Path) -> "Checkpoint":
-    from phalanx.train.checkpoint import Checkpoint, newest
+    from phalanx.trainer.checkpoint import Checkpoint, newest
 
     if not (source / "run.toml").is_file():
         return Checkpoint.open(source)

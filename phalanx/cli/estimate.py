@@ -46,8 +46,8 @@ def run(args: Namespace) -> int:
     from phalanx.cli import estimate_screen as screen
     from phalanx.cli.estimate_record import document, read_question, rows
     from phalanx.cli.table import print_table
-    from phalanx.plan.estimate import estimate
-    from phalanx.plan.explain import mend, shortage
+    from phalanx.planner.estimate import estimate
+    from phalanx.planner.explain import mend, shortage
 
     request, layout = read_question(args)
     shape, cluster, seq, batch = request.shape, request.cluster, request.seq, request.batch

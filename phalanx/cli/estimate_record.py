@@ -13,9 +13,9 @@ from phalanx.core.layout import Layout
 from phalanx.core.units import parse_count, show_seconds, show_share
 from phalanx.cost.collectives import bytes_sent
 from phalanx.cost.practice import PRACTICES
-from phalanx.plan.asked import sequences_per_step
-from phalanx.plan.explain import nearest_mesh
-from phalanx.plan.sweep import Request
+from phalanx.planner.asked import sequences_per_step
+from phalanx.planner.explain import nearest_mesh
+from phalanx.planner.sweep import Request
 
 SCHEMA = 1
 

@@ -9,7 +9,7 @@ from rich.text import Text
 from phalanx.cli.plan_screen import CLASSES, in_colour, legend, open_console
 from phalanx.core.estimate import Estimate, RankBytes, Term
 from phalanx.core.units import show_bytes, show_count, show_seconds, show_share
-from phalanx.plan.sweep import Request
+from phalanx.planner.sweep import Request
 
 MOST_CELLS, LEAST_CELLS = 44, 12  # of a bar
 BESIDE_FALL = 66  # columns of text in a row of the waterfall

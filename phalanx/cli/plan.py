@@ -13,7 +13,7 @@ from pathlib import Path
 
 from phalanx.cli.table import format_argument
 from phalanx.cost.practice import PRACTICES
-from phalanx.plan.goodput import DEVICE_HOURS_PER_FAILURE, RESTART_SECONDS
+from phalanx.planner.goodput import DEVICE_HOURS_PER_FAILURE, RESTART_SECONDS
 
 
 def arguments(parser: ArgumentParser) -> None:

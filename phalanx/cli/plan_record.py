@@ -5,11 +5,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from phalanx.core.estimate import Estimate
-from phalanx.plan.explain import differences, why_not_faster, why_slower
-from phalanx.plan.finals import Ranked
-from phalanx.plan.goodput import Campaign
-from phalanx.plan.search import Found
-from phalanx.plan.why import Why
+from phalanx.planner.explain import differences, why_not_faster, why_slower
+from phalanx.planner.finals import Ranked
+from phalanx.planner.goodput import Campaign
+from phalanx.planner.search import Found
+from phalanx.planner.why import Why
 
 SCHEMA = 1
 HEADERS = (

@@ -21,15 +21,15 @@ from phalanx.core.layout import Layout
 from phalanx.core.run import Recipe, Run
 from phalanx.core.units import parse_bytes, parse_count, show_count
 from phalanx.cost.practice import PRACTICES
-from phalanx.plan.asked import better_batch, both, read_limits, sequences_per_step
-from phalanx.plan.candidates import Limits
-from phalanx.plan.finals import Ranked
-from phalanx.plan.goodput import Campaign, Conditions, campaign
-from phalanx.plan.procedure import procedure
-from phalanx.plan.search import Found, search
-from phalanx.plan.sweep import Request
-from phalanx.plan.why import nothing_fits, why
-from phalanx.train.limits import refuse_untrainable
+from phalanx.planner.asked import better_batch, both, read_limits, sequences_per_step
+from phalanx.planner.candidates import Limits
+from phalanx.planner.finals import Ranked
+from phalanx.planner.goodput import Campaign, Conditions, campaign
+from phalanx.planner.procedure import procedure
+from phalanx.planner.search import Found, search
+from phalanx.planner.sweep import Request
+from phalanx.planner.why import nothing_fits, why
+from phalanx.trainer.run.limits import refuse_untrainable
 
 LARGEST = {"--memory": 1e15, "--train-tokens": 1e20, "--price": 1e6, "--seq": 1e9, "--top": 1000}
 
@@ -171,7 +171,7 @@ def _run_file(args: Namespace, found: Found) -> Run:
 
 
 def _trainable(request: Request) -> Limits:
-    """What the trainer runs: what `phalanx/train/limits.py` does not refuse, key by key."""
+    """What the trainer runs: what `phalanx/trainer/run/limits.py` does not refuse, key by key."""
     simple = Layout(precision=request.precision)
     recipe = Recipe(seq=request.seq, batch=1)
 

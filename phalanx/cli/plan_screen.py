@@ -10,10 +10,10 @@ from phalanx.cli.plan_record import Plan, reasons
 from phalanx.core.estimate import Estimate, Term
 from phalanx.core.layout import Layout
 from phalanx.core.units import show_bytes, show_count, show_seconds, show_share
-from phalanx.plan.explain import differences, show_signed, why_slower
-from phalanx.plan.goodput import DAY, Campaign
-from phalanx.plan.search import Found
-from phalanx.plan.why import Why
+from phalanx.planner.explain import differences, show_signed, why_slower
+from phalanx.planner.goodput import DAY, Campaign
+from phalanx.planner.search import Found
+from phalanx.planner.why import Why
 
 # Classes of memory in the order of the bar: letter where there are no colours, and colour.
 CLASSES = {

@@ -26,9 +26,9 @@ def run(args: Namespace) -> int:
     # imported here, so that --help comes at once
     from phalanx.cli import published_record as record
     from phalanx.cli.table import print_table
-    from phalanx.plan.published import predict_all
-    from phalanx.plan.rows import read_rows
-    from phalanx.plan.scores import summarize
+    from phalanx.planner.published.rows import read_rows
+    from phalanx.planner.published.runs import predict_all
+    from phalanx.planner.published.scores import summarize
 
     predictions = predict_all(read_rows(args.file))
     summary = summarize(predictions)

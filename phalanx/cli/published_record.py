@@ -5,8 +5,8 @@ from dataclasses import asdict
 from typing import Any
 
 from phalanx.core.units import show_bytes, show_seconds, show_share
-from phalanx.plan.published import Prediction
-from phalanx.plan.scores import Errors, Score, Summary
+from phalanx.planner.published.runs import Prediction
+from phalanx.planner.published.scores import Errors, Score, Summary
 
 SCHEMA = 1
 ROW_HEADERS = ("row", "predicted", "published", "error", "baseline", "memory", "published", "error")

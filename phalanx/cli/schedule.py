@@ -18,7 +18,7 @@ from phalanx.cli import schedule_picture as picture
 from phalanx.core.errors import UsageError, unknown
 from phalanx.core.schedule import Kind, Schedule
 from phalanx.core.timeline import Timeline
-from phalanx.plan.simulate import idle_within, occupancy, peak_in_flight, simulate
+from phalanx.planner.simulate import idle_within, occupancy, peak_in_flight, simulate
 from phalanx.schedules.build import NAMES, build
 from phalanx.schedules.check import check
 from phalanx.schedules.check_lowered import check_lowered

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from phalanx.core.units import show_bytes, show_count, show_rate, show_seconds
-from phalanx.train.report import RunInfo, Summary
+from phalanx.trainer.run.report import RunInfo, Summary
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 CURVE_CELLS = 48

@@ -27,21 +27,21 @@ from phalanx.cli.stream import report_error, restore_terminal
 from phalanx.cli.trial import describe_run, refuse_untrainable, show_run
 from phalanx.core.errors import RefusedError, UsageError
 from phalanx.core.run import Run
-from phalanx.train.launch import (
+from phalanx.trainer.run.launch import (
     WarmStart,
     count_gpus,
     launch,
     require_torch,
     under_torchrun,
 )
-from phalanx.train.report import Reporter, Silent
-from phalanx.train.rundir import RunDirectory, find_run
+from phalanx.trainer.run.report import Reporter, Silent
+from phalanx.trainer.run.rundir import RunDirectory, find_run
 
 if TYPE_CHECKING:
-    from phalanx.train.worker import Worker
+    from phalanx.trainer.run.worker import Worker
 
 INTERRUPTED = 75
-PRELOAD = ("phalanx.train.trainer", "phalanx.cli.console", __name__)
+PRELOAD = ("phalanx.trainer.run.trainer", "phalanx.cli.console", __name__)
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -115,9 +115,9 @@ class Job:
 
 
 def train_one_rank(worker: "Worker", job: Job) -> int:
-    """What each rank does: all of it in `phalanx.train.trainer`, except for the screen."""
-    from phalanx.train.environment import describe_environment
-    from phalanx.train.trainer import train
+    """What each rank does: all of it in `phalanx.trainer.run.trainer`, except for the screen."""
+    from phalanx.trainer.run.environment import describe_environment
+    from phalanx.trainer.run.trainer import train
 
     reporter: Reporter = Silent()
     if worker.rank == 0:
@@ -226,7 +226,7 @@ def _proof(args: Namespace, run: Run) -> str:
     """Hold the first steps against one device, if asked to, and show how they compare."""
     if not args.prove:
         return ""
-    from phalanx.verify.prove import prove
+    from phalanx.oracle.prove import prove
 
     proof = prove(run, args.prove)
     if not args.quiet:
@@ -236,7 +236,7 @@ def _proof(args: Namespace, run: Run) -> str:
 
 def _run_under_torchrun(args: Namespace, origin: _Origin) -> int:
     """Be one rank of those that torchrun started; of several that fail, one speaks."""
-    from phalanx.train.worker import exit_code, leave_a_note, work_here
+    from phalanx.trainer.run.worker import exit_code, leave_a_note, work_here
 
     try:
         if args.prove:

@@ -9,7 +9,7 @@ from phalanx.core.run import Run
 from phalanx.core.units import show_count
 from phalanx.data.batches import SampleStream
 from phalanx.data.corpus import open_corpus
-from phalanx.train import limits
+from phalanx.trainer.run import limits
 
 
 def refuse_untrainable(run: Run) -> None:

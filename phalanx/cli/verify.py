@@ -26,9 +26,9 @@ from phalanx.cli.runfile import assignment
 from phalanx.core.errors import RefusedError, UsageError, unknown
 
 if TYPE_CHECKING:
-    from phalanx.verify.cases import Question, Table
-    from phalanx.verify.oracle import Case, Outcome
-    from phalanx.verify.pool import RankPool
+    from phalanx.oracle.cases import Question, Table
+    from phalanx.oracle.pool import RankPool
+    from phalanx.oracle.verify import Case, Outcome
 
 SCHEMA = 1
 DIFFERENT = 4
@@ -75,7 +75,7 @@ def arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Ask the oracle about every layout; say what differs."""
     _require_sensible(args)
-    from phalanx.verify.pool import RankPool
+    from phalanx.oracle.pool import RankPool
 
     if args.sample and args.seed is None:
         args.seed = secrets.randbelow(1_000_000)
@@ -114,8 +114,8 @@ def _require_sensible(args: Namespace) -> None:
 
 def _questions(args: Namespace) -> "list[Question]":
     """What is asked: the layouts given, a sample, or the covering set."""
-    from phalanx.verify.cases import Question, cover, merged, sample
-    from phalanx.verify.compose import together
+    from phalanx.oracle.cases import Question, cover, merged, sample
+    from phalanx.oracle.compose import together
 
     changes = _changes(args.sets)
     if args.sample is not None:
@@ -152,7 +152,7 @@ def _changes(sets: Sequence[str]) -> "Table":
 
 def _refuse(args: Namespace, asked: "Sequence[tuple[Question, Case]]") -> None:
     """Raise for the first layout that cannot be run, before any is."""
-    from phalanx.verify.oracle import refuse_unprovable
+    from phalanx.oracle.verify import refuse_unprovable
 
     for question, case in asked:
         layout = case.run.layout
@@ -169,8 +169,8 @@ def _refuse(args: Namespace, asked: "Sequence[tuple[Question, Case]]") -> None:
 
 def ask(pool: "RankPool", case: "Case") -> "Outcome":
     """The oracle's answer; that a rank fails is an answer too."""
-    from phalanx.verify.oracle import Outcome, verify
-    from phalanx.verify.pool import RankFailedError
+    from phalanx.oracle.pool import RankFailedError
+    from phalanx.oracle.verify import Outcome, verify
 
     try:
         return verify(pool, case)

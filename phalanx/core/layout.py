@@ -11,7 +11,7 @@ from typing import NamedTuple
 from phalanx.core.errors import RefusedError, UsageError, divisors, shorten, unknown
 from phalanx.core.precision import formats
 
-# What the planner can price; phalanx/train/limits.py names what the trainer runs of it.
+# What the planner can price; phalanx/trainer/run/limits.py names what the trainer runs of it.
 SCHEDULES = (
     "gpipe",
     "1f1b",

@@ -1,4 +1,4 @@
-"""What may leave the device, and what it refuses. Its twin is phalanx/train/offload.py.
+"""What may leave the device, and what it refuses. Its twin is phalanx/trainer/engine/offload.py.
 
     offload       leaves the device                                         stays
     activations   all that forward keeps for backward, block by block       one block at a time

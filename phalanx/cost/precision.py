@@ -1,4 +1,4 @@
-"""Number formats of few bits: what they send, what they refuse. Its twin is train/precision/.
+"""Number formats of few bits: what they send, what they refuse. Its twin is trainer/precision/.
 
 Sends, for scales that belong to more than one rank's part of a tensor, the largest values found:
 
@@ -81,7 +81,7 @@ class Call(NamedTuple):
     """Projections of one input.
 
     Attributes:
-        cut: as `train/precision/product.py` says it.
+        cut: as `trainer/precision/product.py` says it.
         matrices: how many.
     """
 

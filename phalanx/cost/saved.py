@@ -22,7 +22,7 @@ Part = Literal["input", "block", "core"]
 FP32 = 4
 
 # What is let go where a part of a block is recomputed, by the first words of its names; see
-# `core.layout.RECOMPUTE_PARTS` and phalanx/train/saved.py.
+# `core.layout.RECOMPUTE_PARTS` and phalanx/trainer/engine/saved.py.
 KEPT_BY = {
     "core": ("softmax", "dropped softmax"),
     "norms": ("attention input", "mlp input"),

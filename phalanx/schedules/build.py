@@ -30,7 +30,7 @@ TWO_STAGES: dict[str, Callable[[int, int], Schedule]] = {
     "dualpipe": dualpipe,
     "dualpipev": dualpipev,
 }
-# All that can be drawn and priced; `train/limits.py` names those that the trainer obeys.
+# All that can be drawn and priced; `trainer/run/limits.py` names those that the trainer obeys.
 MOST_PASSES = 10_000_000  # of gigabytes; a step of more is priced by its period
 NAMES = (*ONE_STAGE, "interleaved", *TWO_STAGES)
 

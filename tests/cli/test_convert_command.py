@@ -8,11 +8,11 @@ from phalanx.cli.main import main
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe, Run
-from phalanx.train.checkpoint import Saver
-from phalanx.train.mesh import build_mesh
-from phalanx.train.model.huggingface import import_hf
-from phalanx.train.state import own_pieces
-from phalanx.train.step import build_engine
+from phalanx.trainer.checkpoint import Saver
+from phalanx.trainer.engine.step import build_engine
+from phalanx.trainer.model.huggingface import import_hf
+from phalanx.trainer.parallel.mesh import build_mesh
+from phalanx.trainer.run.state import own_pieces
 
 SHAPE = ModelShape(layers=2, hidden=16, heads=4, kv_heads=2, vocab=40, tied=True)
 

@@ -14,8 +14,8 @@ from phalanx.cli.main import main
 from phalanx.cli.runfile import load_run
 from phalanx.core.layout import Layout
 from phalanx.core.run import Recipe, Run
-from phalanx.plan.estimate import estimate
-from phalanx.train.limits import refuse_untrainable
+from phalanx.planner.estimate import estimate
+from phalanx.trainer.run.limits import refuse_untrainable
 
 SMALL = ("llama-3.1-8b", "h100x64", "--tokens", "1Mi")
 EIGHT = ("llama-3.1-8b", "h100x8", "--tokens", "1M")

@@ -13,7 +13,7 @@ from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe, Run
 
-WEIGHTS = Path(__file__).parents[1] / "train" / "data" / "qwen3"
+WEIGHTS = Path(__file__).parents[1] / "trainer" / "model" / "data" / "qwen3"
 FILE = """
 layout = "dp=2 tp=2 mb=2"
 [model]

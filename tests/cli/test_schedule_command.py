@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from phalanx.cli.main import main
 from phalanx.cli.schedule_picture import plain
-from phalanx.plan.simulate import simulate
+from phalanx.planner.simulate import simulate
 from phalanx.schedules.build import build
 
 SVG = "{http://www.w3.org/2000/svg}"

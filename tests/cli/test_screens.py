@@ -22,7 +22,7 @@ from phalanx.cli.stream import LossyStream
 from phalanx.cli.summary import print_summary, show_info, sparkline
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
-from phalanx.train.report import RunInfo, Silent, StepMetrics, Summary
+from phalanx.trainer.run.report import RunInfo, Silent, StepMetrics, Summary
 
 INFO = RunInfo(
     name="demo",

@@ -8,8 +8,8 @@ from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.traffic import Transfer
 from phalanx.cost.traffic import transfers
-from phalanx.verify.oracle import Case, default_case, layout_job, reference_job
-from phalanx.verify.pool import RankPool
+from phalanx.oracle.pool import RankPool
+from phalanx.oracle.verify import Case, default_case, layout_job, reference_job
 
 LLAMA = ModelShape(layers=4, hidden=32, heads=4, kv_heads=2, ffn=70, vocab=97)
 TIED = replace(LLAMA, tied=True)

@@ -15,10 +15,10 @@ from phalanx.core.run import Recipe, Run
 from phalanx.cost.memory import rank_memory
 from phalanx.cost.saved import OURS
 from phalanx.data.batches import Batch
-from phalanx.train.comm import Group
-from phalanx.train.mesh import build_mesh
-from phalanx.train.offload import OnHost
-from phalanx.train.step import Engine, build_engine, forward_backward
+from phalanx.trainer.engine.offload import OnHost
+from phalanx.trainer.engine.step import Engine, build_engine, forward_backward
+from phalanx.trainer.parallel.comm import Group
+from phalanx.trainer.parallel.mesh import build_mesh
 
 MODES = [
     (LLAMA, "precision=bf16 mb=4 logits=64"),

@@ -26,11 +26,11 @@ from phalanx.core.run import Recipe, Run
 from phalanx.cost.memory import rank_memory
 from phalanx.cost.saved import OURS
 from phalanx.data.batches import Batch
-from phalanx.plan.simulate import peak_in_flight
+from phalanx.planner.simulate import peak_in_flight
 from phalanx.schedules.build import build
-from phalanx.train.comm import Group
-from phalanx.train.mesh import build_mesh
-from phalanx.train.step import build_engine, forward_backward
+from phalanx.trainer.engine.step import build_engine, forward_backward
+from phalanx.trainer.parallel.comm import Group
+from phalanx.trainer.parallel.mesh import build_mesh
 
 SEQ = 128
 LLAMA = ModelShape(hidden=128, heads=8, kv_heads=4, ffn=384, layers=4, vocab=512)

@@ -22,19 +22,19 @@ from phalanx.core.run import Recipe
 from phalanx.core.traffic import Axis
 from phalanx.cost.precision import as_operands
 from phalanx.cost.saved import OURS, Saved, block_saved, bytes_per_token, head_saved, kept
-from phalanx.train.comm import Group, Ledger
-from phalanx.train.mesh import Mesh, build_mesh
-from phalanx.train.model.batch import MicroBatch
-from phalanx.train.model.block import Block
-from phalanx.train.model.ends import Head
-from phalanx.train.parallel.context import ContextParallel
-from phalanx.train.parallel.tensor import TensorParallel
-from phalanx.train.parameters import declared_in
-from phalanx.train.precision.arithmetic import choose
-from phalanx.train.precision.dtypes import Precision
-from phalanx.train.saved import Saved as SavedHere
-from phalanx.train.step import build_engine, micro_batches
-from phalanx.verify.oracle import default_case
+from phalanx.oracle.verify import default_case
+from phalanx.trainer.engine.saved import Saved as SavedHere
+from phalanx.trainer.engine.step import build_engine, micro_batches
+from phalanx.trainer.model.batch import MicroBatch
+from phalanx.trainer.model.block import Block
+from phalanx.trainer.model.ends import Head
+from phalanx.trainer.model.parameters import declared_in
+from phalanx.trainer.parallel.comm import Group, Ledger
+from phalanx.trainer.parallel.context import ContextParallel
+from phalanx.trainer.parallel.mesh import Mesh, build_mesh
+from phalanx.trainer.parallel.tensor import TensorParallel
+from phalanx.trainer.precision.arithmetic import choose
+from phalanx.trainer.precision.dtypes import Precision
 
 SEQ = 32
 LLAMA = ModelShape(hidden=64, heads=8, kv_heads=4, ffn=192, vocab=96)

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import torch
 
-from phalanx.train.checkpoint import Piece, Saver
-from phalanx.train.checkpoint.disk import Disk
+from phalanx.trainer.checkpoint import Piece, Saver
+from phalanx.trainer.checkpoint.disk import Disk
 
 WORLD = 2
 SIZE = 5000

@@ -26,10 +26,10 @@ from checkpoint_faults import (
 )
 
 from phalanx.core.errors import CheckpointError
-from phalanx.train.checkpoint import Saver, newest
-from phalanx.train.checkpoint.disk import Disk
-from phalanx.train.checkpoint.find import verify
-from phalanx.train.checkpoint.names import steps
+from phalanx.trainer.checkpoint import Saver, newest
+from phalanx.trainer.checkpoint.disk import Disk
+from phalanx.trainer.checkpoint.find import verify
+from phalanx.trainer.checkpoint.names import steps
 
 
 def names(directory):

@@ -8,11 +8,11 @@ import torch
 
 from phalanx.core.layout import Layout
 from phalanx.cost.memory import rank_memory
-from phalanx.train.kernels import grouped_outer, grouped_times
-from phalanx.train.mesh import build_mesh
-from phalanx.train.step import StepResult, build_engine, train_step
-from phalanx.verify.cases import Question
-from phalanx.verify.reference import reference_steps
+from phalanx.oracle.cases import Question
+from phalanx.oracle.reference import reference_steps
+from phalanx.trainer.engine.step import StepResult, build_engine, train_step
+from phalanx.trainer.ops.kernels import grouped_outer, grouped_times
+from phalanx.trainer.parallel.mesh import build_mesh
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),

@@ -6,14 +6,14 @@ Where there is none these tests are skipped, and pytest counts them.
 import pytest
 import torch
 
-from phalanx.train.mesh import build_mesh
-from phalanx.train.precision.arithmetic import choose
-from phalanx.train.precision.dtypes import Precision
-from phalanx.train.precision.formats import E4M3, E5M2, Format
-from phalanx.train.precision.multiply import emulated, has_native_products, native
-from phalanx.train.precision.per_tensor import Current, quantized
-from phalanx.train.step import build_engine, train_step
-from phalanx.verify.cases import Question
+from phalanx.oracle.cases import Question
+from phalanx.trainer.engine.step import build_engine, train_step
+from phalanx.trainer.parallel.mesh import build_mesh
+from phalanx.trainer.precision.arithmetic import choose
+from phalanx.trainer.precision.dtypes import Precision
+from phalanx.trainer.precision.formats import E4M3, E5M2, Format
+from phalanx.trainer.precision.multiply import emulated, has_native_products, native
+from phalanx.trainer.precision.per_tensor import Current, quantized
 
 pytestmark = [
     pytest.mark.skipif(

@@ -12,14 +12,14 @@ from phalanx.core.layout import Layout
 from phalanx.core.run import Run
 from phalanx.data.batches import IGNORED, Batch
 from phalanx.data.synthetic import SyntheticStream
-from phalanx.train.limits import refuse_untrainable
-from phalanx.train.mesh import build_mesh
-from phalanx.train.model.block import Block
-from phalanx.train.optimizer import global_norm
-from phalanx.train.step import build_engine, evaluate, forward_backward
-from phalanx.verify.cases import Question
-from phalanx.verify.oracle import Case, default_case, reference_job, verify
-from phalanx.verify.pool import RankPool
+from phalanx.oracle.cases import Question
+from phalanx.oracle.pool import RankPool
+from phalanx.oracle.verify import Case, default_case, reference_job, verify
+from phalanx.trainer.engine.optimizer import global_norm
+from phalanx.trainer.engine.step import build_engine, evaluate, forward_backward
+from phalanx.trainer.model.block import Block
+from phalanx.trainer.parallel.mesh import build_mesh
+from phalanx.trainer.run.limits import refuse_untrainable
 
 pytestmark = pytest.mark.ranks
 

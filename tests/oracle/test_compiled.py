@@ -7,12 +7,12 @@ from torch._dynamo.utils import counters
 from phalanx.core.errors import RefusedError
 from phalanx.core.layout import Layout
 from phalanx.cost.traffic import transfers
-from phalanx.train.limits import refuse_untrainable
-from phalanx.train.mesh import build_mesh
-from phalanx.train.step import build_engine, forward_backward
-from phalanx.verify.cases import Question
-from phalanx.verify.oracle import compare, default_case, reference_job
-from phalanx.verify.pool import RankPool
+from phalanx.oracle.cases import Question
+from phalanx.oracle.pool import RankPool
+from phalanx.oracle.verify import compare, default_case, reference_job
+from phalanx.trainer.engine.step import build_engine, forward_backward
+from phalanx.trainer.parallel.mesh import build_mesh
+from phalanx.trainer.run.limits import refuse_untrainable
 
 # While it compiles, torch is warned of its own insides.
 of_the_compiler = pytest.mark.filterwarnings("ignore")

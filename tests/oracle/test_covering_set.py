@@ -4,9 +4,9 @@ import secrets
 
 import pytest
 
-from phalanx.verify.cases import Question, cover, sample
-from phalanx.verify.oracle import verify
-from phalanx.verify.pool import RankPool
+from phalanx.oracle.cases import Question, cover, sample
+from phalanx.oracle.pool import RankPool
+from phalanx.oracle.verify import verify
 
 pytestmark = pytest.mark.ranks
 

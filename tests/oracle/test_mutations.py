@@ -4,11 +4,11 @@ import pytest
 
 from phalanx.core.traffic import Transfer
 from phalanx.cost.traffic import transfers
-from phalanx.verify import mutations
-from phalanx.verify.cases import Question, cover
-from phalanx.verify.mutations import mutations_of
-from phalanx.verify.oracle import Tamper, compare, reference_job
-from phalanx.verify.pool import RankPool
+from phalanx.oracle import mutations
+from phalanx.oracle.cases import Question, cover
+from phalanx.oracle.mutations import mutations_of
+from phalanx.oracle.pool import RankPool
+from phalanx.oracle.verify import Tamper, compare, reference_job
 
 SMALL = {"model": {"layers": 2}, "recipe": {"seq": 16}}
 BALANCED = {**SMALL, "recipe": {"seq": 16, "balance_speed": 0.01}}

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from phalanx.core.run import Run
-from phalanx.train.mesh import build_mesh
-from phalanx.train.step import build_engine, forward_backward, train_step, update
-from phalanx.verify.cases import Question
-from phalanx.verify.oracle import Case, verify
-from phalanx.verify.pool import RankPool
+from phalanx.oracle.cases import Question
+from phalanx.oracle.pool import RankPool
+from phalanx.oracle.verify import Case, verify
+from phalanx.trainer.engine.step import build_engine, forward_backward, train_step, update
+from phalanx.trainer.parallel.mesh import build_mesh
 
 pytestmark = pytest.mark.ranks
 CPU = torch.device("cpu")

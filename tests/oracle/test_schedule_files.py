@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.oracle.cases import Question
+from phalanx.oracle.pool import RankPool
+from phalanx.oracle.verify import verify
 from phalanx.schedules.build import build
 from phalanx.schedules.text import to_csv
-from phalanx.verify.cases import Question
-from phalanx.verify.oracle import verify
-from phalanx.verify.pool import RankPool
 
 pytestmark = pytest.mark.ranks
 

@@ -1,4 +1,4 @@
-"""The context axis: what attention sends. Its twin is phalanx/train/parallel/context.py.
+"""The context axis: what attention sends. Its twin is phalanx/trainer/parallel/context.py.
 
 Splits: the sequence, s/c tokens on each rank, in two chunks that a causal mask loads alike.
 Sends, in each block and micro-batch, for S = s/c b g/t (d + w) elements of keys and values:

@@ -1,4 +1,4 @@
-"""The data axis: what ZeRO 0 to 3 and HSDP send. Its twin is phalanx/train/parallel/data.py.
+"""The data axis: what ZeRO 0 to 3 and HSDP send. Its twin is phalanx/trainer/parallel/data.py.
 
 Splits: the batch, and the optimizer state, gradients and weights as the ZeRO stage says.
 Sends, for a unit of n elements, m micro-batches, c bytes in products and w bytes in gradients:

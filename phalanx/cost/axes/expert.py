@@ -1,4 +1,4 @@
-"""The expert axis: what ep sends. Its twin is phalanx/train/parallel/expert.py.
+"""The expert axis: what ep sends. Its twin is phalanx/trainer/parallel/expert.py.
 
 Splits: the experts of each layer, E/e to a rank; ep borrows its ranks from dp x cp.
 Sends, for T tokens of a micro-batch on one rank, K rows of h numbers for each, around each layer:

@@ -1,4 +1,4 @@
-"""The pipeline axis: what stages send each other. Its twin is phalanx/train/wire.py.
+"""The pipeline axis: what stages send each other. Its twin is phalanx/trainer/engine/wire.py.
 
 Splits: the layers. Sends s/t b h elements for each micro-batch over each boundary between
 stages on different ranks, forward and back. Once a step it sums the gradient of embeddings that

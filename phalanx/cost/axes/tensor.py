@@ -1,4 +1,4 @@
-"""The tensor axis: what tp and sequence parallelism send. Its twin is train/parallel/tensor.py.
+"""The tensor axis: what tp and sequence parallelism send. Its twin is trainer/parallel/tensor.py.
 
 Splits: heads, the MLP's width, the vocabulary; under sp also the sequence between them.
 Sends, for S bytes of activations, s b h elements (s of one cp rank, padded where sp cuts it):

@@ -1,0 +1,142 @@
+"""Rank processes that are started once and run many small jobs, since importing torch is slow."""
+
+import gc
+import multiprocessing
+import signal
+import tempfile
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from phalanx.core.errors import PhalanxError
+
+Job = Callable[..., Any]
+
+# What every rank needs, imported once in the process that all are forked from. The first
+# optimizer step imports the last one, which takes seconds.
+_PRELOADED = ("phalanx.oracle.verify", "phalanx.oracle.job", "torch._dynamo")
+
+
+class RankFailedError(PhalanxError):
+    """A rank raised something that is not for the user; the text carries its traceback."""
+
+
+class RankPool:
+    """Up to `size` processes on this machine, joined by gloo for each job anew.
+
+    A job is a module-level function; it is called on every rank with the same arguments, and
+    finds an initialised process group.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([__name__, *_PRELOADED])
+        self._workers: list[tuple[BaseProcess, Connection]] = []
+        self._scratch = tempfile.TemporaryDirectory(prefix="phalanx-ranks-")
+        self._jobs = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop all processes."""
+        for process, pipe in self._workers:
+            pipe.close()
+            process.kill()
+        for process, _ in self._workers:
+            process.join()
+            process.close()
+        self._workers.clear()
+        self._scratch.cleanup()
+
+    def start(self, ranks: int) -> None:
+        """Start processes now, so that the first job need not wait for them."""
+        self.run(ranks, _nothing)
+
+    def run(self, ranks: int, job: Job, *arguments: Any) -> list[Any]:
+        """Run `job(*arguments)` on ranks 0 to `ranks` - 1, and return what each returns.
+
+        Raises:
+            PhalanxError: as the job raised it on the first rank that failed.
+            RankFailedError: a rank raised anything else, or died.
+        """
+        if ranks > self.size:
+            raise ValueError(f"{ranks} ranks asked of a pool of {self.size}")
+        self._start(ranks)
+        self._jobs += 1
+        store = str(Path(self._scratch.name) / f"store-{self._jobs}")
+        pipes = {self._workers[rank][1]: rank for rank in range(ranks)}
+        for pipe, rank in pipes.items():
+            pipe.send((job, arguments, rank, ranks, store))
+        results: dict[int, Any] = {}
+        while len(results) < ranks:
+            for ready in wait([p for p, rank in pipes.items() if rank not in results]):
+                rank = pipes[ready]  # type: ignore[index]  # wait returns what it was given
+                results[rank] = self._receive(rank)
+        return [results[rank] for rank in range(ranks)]
+
+    def _start(self, ranks: int) -> None:
+        while len(self._workers) < ranks:
+            ours, theirs = self._context.Pipe()
+            process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
+            process.start()
+            theirs.close()
+            self._workers.append((process, ours))
+
+    def _receive(self, rank: int) -> Any:
+        try:
+            result, error = self._workers[rank][1].recv()
+        except (EOFError, OSError):
+            result, error = None, RankFailedError(f"rank {rank} died")
+        if error is not None:
+            self._abandon()
+            raise error
+        return result
+
+    def _abandon(self) -> None:
+        """Stop ranks that may wait for one that failed; the next job starts new ones."""
+        for process, pipe in self._workers:
+            pipe.close()
+            process.kill()
+            process.join()
+        self._workers.clear()
+
+
+def _nothing() -> None:
+    """A job that only shows that its rank is there."""
+
+
+def _serve(pipe: Connection) -> None:
+    """Run jobs until the pipe closes; Ctrl-C in a terminal is for the process that asked."""
+    from phalanx.oracle.job import run_job
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.freeze()  # what is imported stays: collections after each job need not look at it again
+    while True:
+        try:
+            job, arguments, rank, ranks, store = pipe.recv()
+        except (EOFError, OSError):
+            return
+        reply: tuple[Any, PhalanxError | None]
+        try:
+            reply = run_job(job, arguments, rank, ranks, store), None
+        except PhalanxError as error:
+            reply = None, error
+        except Exception:
+            reply = None, RankFailedError(f"rank {rank}: {traceback.format_exc()}")
+        with suppress(OSError):  # nobody may be left to hear it
+            pipe.send(reply)

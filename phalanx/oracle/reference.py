@@ -1,0 +1,324 @@
+"""The update that one impossibly large device would take, in plain PyTorch.
+
+Nothing here is shared with the trainer but the declarations of the parameters, their initial
+values, and the definition of dropout's mask: one process, the whole batch, autograd, and torch's
+own AdamW, one tensor per parameter.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from phalanx.core.model import ModelShape
+from phalanx.core.run import Recipe, Run
+from phalanx.data.batches import IGNORED, Batch, Stream
+from phalanx.oracle.low_precision import Emulation
+from phalanx.oracle.sixteen_bits import as_kept, narrow
+from phalanx.trainer.model.inventory import declarations
+from phalanx.trainer.model.parameters import Declaration, key_of, uniform_at
+from phalanx.trainer.model.start import starting_values
+from phalanx.trainer.precision.dtypes import Precision
+
+
+@dataclass(frozen=True)
+class ReferenceStep:
+    """What one step did, by global parameter name: loss, norm before clipping, tensors after.
+
+    A step whose norm is not finite moved nothing.
+    """
+
+    loss: float
+    grad_norm: float
+    grads: dict[str, Tensor]
+    weights: dict[str, Tensor]
+
+
+def reference_steps(run: Run, stream: Stream, steps: int) -> list[ReferenceStep]:
+    """Take `steps` updates on the whole global batch."""
+    precision = Precision.named(run.layout.precision, torch.device("cpu"))
+    recipe = run.recipe
+    values = starting_values(run)
+    declared = {d.name: d for d in declarations(run.model)}
+    master = {
+        name: as_kept(values(d, d.box(1, 0)), recipe).to(precision.master).requires_grad_()
+        for name, d in declared.items()
+    }
+    optimizer = _optimizer(recipe, declared, master)
+    biases = {
+        f"blocks.{i}.router.bias": torch.zeros(run.model.experts, dtype=torch.float64)
+        for i in range(run.model.layers)
+        if run.model.routes(i)
+    }
+    done: list[ReferenceStep] = []
+    products = Emulation(precision.recipe, run.layout.mb)
+    factor = _LossScale(precision.compute == torch.float16)
+    for step in range(steps):
+        batch = stream.batch(step, range(recipe.batch))
+        optimizer.zero_grad()
+        weights = {**_cast(master, precision.compute), **biases}
+        model = _Model(run.model, recipe, weights, step, products)
+        loss, balance = _loss(model, batch)
+        ((loss + balance) * factor.value).backward()
+        products.end_step()
+        for w in master.values():
+            w.grad = _grad(w) / factor.value
+        grads = {name: _grad(w) for name, w in master.items()}
+        norm = torch.linalg.vector_norm(
+            torch.stack([torch.linalg.vector_norm(g, recipe.clip_norm) for g in grads.values()]),
+            recipe.clip_norm,
+        )
+        if recipe.clip and norm > recipe.clip:
+            for w, g in zip(master.values(), grads.values(), strict=True):
+                w.grad = g * (recipe.clip / norm)
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.learning_rate_at(factor.updates)
+        if factor.accepts(loss, norm):
+            optimizer.step()
+            narrow(recipe, optimizer, master, factor.updates)
+            for name, load in model.loads.items():
+                biases[name] = biases[name] + recipe.balance_speed * (load.mean() - load).sign()
+        weights = {name: w.detach().clone() for name, w in master.items()} | biases
+        done.append(ReferenceStep(loss.item(), norm.item(), grads, weights))
+    return done
+
+
+class _LossScale:
+    """The dynamic loss scale of fp16 (torch.amp.GradScaler), and how many steps it accepted."""
+
+    def __init__(self, dynamic: bool) -> None:
+        self.dynamic, self.value, self.streak, self.updates = dynamic, 65536.0, 0, 0
+        if not dynamic:
+            self.value = 1.0
+
+    def accepts(self, loss: Tensor, norm: Tensor) -> bool:
+        """Whether a step may move the weights; what the next one's scale is follows from it."""
+        if not torch.isfinite(loss + norm):
+            self.value, self.streak = self.value / (2 if self.dynamic else 1), 0
+            return False
+        self.updates, self.streak = self.updates + 1, self.streak + 1
+        if self.dynamic and self.streak % 2000 == 0:
+            self.value *= 2
+        return True
+
+
+def _grad(weight: Tensor) -> Tensor:
+    return torch.zeros_like(weight) if weight.grad is None else weight.grad.clone()
+
+
+def _cast(master: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    return {name: w.to(dtype) for name, w in master.items()}
+
+
+def _optimizer(
+    recipe: Recipe, declared: Mapping[str, Declaration], master: Mapping[str, Tensor]
+) -> torch.optim.Optimizer:
+    groups = [
+        {
+            "params": [master[name] for name, d in declared.items() if d.decays == decays],
+            "weight_decay": recipe.weight_decay if decays else 0.0,
+        }
+        for decays in (False, True)
+    ]
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=1.0, foreach=False)
+    betas = (recipe.beta1, recipe.beta2)
+    return torch.optim.AdamW(groups, lr=1.0, betas=betas, eps=recipe.eps, foreach=False)
+
+
+def _loss(model: "_Model", batch: Batch) -> tuple[Tensor, Tensor]:
+    """Mean loss over all valid tokens of the batch, and what balances experts beside it."""
+    recipe = model.recipe
+    logits = model.logits(batch)
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    targets = torch.from_numpy(batch.targets).flatten()
+    total = F.cross_entropy(
+        wide.flatten(0, 1),
+        targets,
+        ignore_index=IGNORED,
+        reduction="sum",
+        label_smoothing=recipe.label_smoothing,
+    )
+    balance = recipe.balance_loss / recipe.batch * model.imbalance
+    return total / (targets != IGNORED).sum().clamp(min=1), balance
+
+
+class _Model:
+    """A decoder as its papers write it, batch first, [b, s, h]."""
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        recipe: Recipe,
+        weights: Mapping[str, Tensor],
+        step: int,
+        products: Emulation,
+    ) -> None:
+        self.shape, self.recipe, self.w, self.step = shape, recipe, weights, step
+        self.products = products
+        self.imbalance = torch.zeros(())  # of experts, summed over sequences and layers
+        self.loads: dict[str, Tensor] = {}  # visits of each expert, by the name of its bias
+
+    def logits(self, batch: Batch) -> Tensor:
+        positions = torch.from_numpy(batch.positions)
+        x = self.w["embedding.weight"][torch.from_numpy(batch.tokens)]
+        if self.shape.positions == "learned":
+            x = x + self.w["positions.weight"][positions]
+        x = self._drop(x, "embedding")
+        mask = _may_look(batch)
+        for i in range(self.shape.layers):
+            block = f"blocks.{i}"
+            a = self._attention(self._norm(x, f"{block}.attention_norm"), block, positions, mask)
+            x = x + self._drop(a, f"{block}.attention")
+            y = self._norm(x, f"{block}.mlp_norm")
+            f = self._experts(y, block) if self.shape.routes(i) else self._mlp(y, f"{block}.mlp")
+            x = x + self._drop(f, f"{block}.mlp")
+        table = "embedding" if self.shape.tied else "head"
+        return self._norm(x, "norm") @ self.w[f"{table}.weight"].t()
+
+    def _linear(self, x: Tensor, name: str) -> Tensor:
+        y = self.products.linear(x, self.w[f"{name}.weight"], name)
+        return y + self.w[f"{name}.bias"] if f"{name}.bias" in self.w else y
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        wide = _wide(x)
+        centred = wide - wide.mean(-1, keepdim=True) if self.shape.norm == "layernorm" else wide
+        y = self._rms(centred, name)
+        return (y + self.w.get(f"{name}.bias", torch.zeros(()))).to(x.dtype)
+
+    def _rms_norm(self, x: Tensor, name: str) -> Tensor:
+        return self._rms(_wide(x), name).to(x.dtype)
+
+    def _rms(self, wide: Tensor, name: str) -> Tensor:
+        mean_square = wide.square().mean(-1, keepdim=True)
+        return wide * (mean_square + self.shape.norm_eps).rsqrt() * self.w[f"{name}.weight"]
+
+    def _attention(self, x: Tensor, block: str, positions: Tensor, mask: Tensor) -> Tensor:
+        split = self._latent_heads if self.shape.is_mla else self._grouped_heads
+        q, k, v = split(x, f"{block}.attention", positions)
+        scores = (q @ k.transpose(-1, -2)) / q.shape[-1] ** 0.5
+        shares = scores.masked_fill(~mask.unsqueeze(1), -torch.inf).softmax(-1)
+        return self._linear((shares @ v).transpose(1, 2).flatten(2), f"{block}.attention.o")
+
+    def _grouped_heads(self, x: Tensor, name: str, positions: Tensor) -> tuple[Tensor, ...]:
+        counts = {"q": self.shape.heads, "k": self.shape.kv_heads, "v": self.shape.kv_heads}
+        q, k, v = (self._heads(x, f"{name}.{n}", count) for n, count in counts.items())
+        if self.shape.qk_norm:
+            q, k = self._rms_norm(q, f"{name}.q_norm"), self._rms_norm(k, f"{name}.k_norm")
+        q, k = self._rotate(q, positions), self._rotate(k, positions)
+        repeats = self.shape.heads // self.shape.kv_heads
+        return q, k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
+
+    def _latent_heads(self, x: Tensor, name: str, positions: Tensor) -> tuple[Tensor, ...]:
+        """DeepSeek-V2 (arXiv:2405.04434), appendix C."""
+        shape, a = self.shape, self.shape.heads
+        if shape.q_lora_rank:
+            c_q = self._rms_norm(self._linear(x, f"{name}.q_down"), f"{name}.q_norm")
+            q = self._heads(c_q, f"{name}.q_up", a)
+        else:
+            q = self._heads(x, f"{name}.q", a)
+        q_nope, q_rope = q.split([shape.qk_nope, shape.qk_rope], -1)
+        c_kv = self._rms_norm(self._linear(x, f"{name}.kv_down"), f"{name}.kv_norm")
+        k_nope, v = self._heads(c_kv, f"{name}.k_up", a), self._heads(c_kv, f"{name}.v_up", a)
+        k_rope = self._linear(x, f"{name}.k_rope").unsqueeze(1).expand_as(q_rope)
+        q = torch.cat([q_nope, self._rotate(q_rope, positions)], -1)
+        return q, torch.cat([k_nope, self._rotate(k_rope, positions)], -1), v
+
+    def _heads(self, x: Tensor, name: str, count: int) -> Tensor:
+        """A product cut into heads, [b, a, s, d]."""
+        y = self._linear(x, name)
+        return y.view(*y.shape[:-1], count, -1).transpose(1, 2)
+
+    def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Pairs (i, i + d/2) as complex numbers, turned by position theta^(-2i/d)."""
+        if self.shape.positions != "rope":
+            return x
+        d = x.shape[-1]
+        rates = self.shape.rope_theta ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
+        angles = positions[:, None, :, None] * rates
+        pairs = torch.complex(x[..., : d // 2].double(), x[..., d // 2 :].double())
+        turned = pairs * torch.polar(torch.ones_like(angles), angles)
+        return torch.cat([turned.real, turned.imag], -1).to(x.dtype)
+
+    def _mlp(self, x: Tensor, name: str) -> Tensor:
+        up = self._linear(x, f"{name}.up")
+        if self.shape.activation == "gelu":
+            return self._linear(F.gelu(up, approximate="tanh"), f"{name}.down")
+        return self._linear(F.silu(self._linear(x, f"{name}.gate")) * up, f"{name}.down")
+
+    def _experts(self, x: Tensor, block: str) -> Tensor:
+        """Every expert computes every token, and most results are multiplied by zero."""
+        shares = self._router(x, block).to(x.dtype)
+        y = self._mlp(x, f"{block}.shared") if self.shape.shared_experts else torch.zeros_like(x)
+        names = ("up", "down", *(["gate"] if self.shape.activation == "swiglu" else []))
+        for e in range(self.shape.experts):
+            one = {f"expert.{n}.weight": self.w[f"{block}.experts.{n}.weight"][e] for n in names}
+            expert = _Model(self.shape, self.recipe, one, self.step, Emulation("", 1))
+            y = y + shares[..., e, None] * expert._mlp(x, "expert")
+        return y
+
+    def _router(self, x: Tensor, block: str) -> Tensor:
+        """Weight of every expert for every token, [b, s, E]; zero where it is not visited."""
+        shape, wide = self.shape, torch.float64 if x.dtype == torch.float64 else torch.float32
+        logits = x.to(wide) @ self.w[f"{block}.router.weight"].to(wide).t()
+        affinity = logits.sigmoid() if shape.routing == "sigmoid" else logits.softmax(-1)
+        bias = f"{block}.router.bias"
+        chosen = self._chosen(affinity.detach() + self.w[bias].to(wide))
+        self.loads[bias] = chosen.sum((0, 1), dtype=torch.float64)
+        weights = affinity * chosen
+        if shape.normalised:
+            weights = weights / weights.sum(-1, keepdim=True)
+        self.imbalance = self.imbalance + self._imbalance(affinity, chosen)
+        return shape.routed_scale * weights * self._fits(chosen)
+
+    def _chosen(self, scores: Tensor) -> Tensor:
+        """One where a token visits an expert: its K best, within its best groups of experts."""
+        shape = self.shape
+        grouped = scores.unflatten(-1, (shape.expert_groups, -1))
+        worth = grouped.sort(-1, descending=True).values[..., : shape.group_best].sum(-1)
+        open_groups = _best(worth, shape.groups_kept).bool().unsqueeze(-1)
+        return _best(grouped.masked_fill(~open_groups, -torch.inf).flatten(-2), shape.top_k)
+
+    def _imbalance(self, affinity: Tensor, chosen: Tensor) -> Tensor:
+        """DeepSeek-V3 (arXiv:2412.19437), equations 17 to 20, summed over sequences."""
+        share = affinity / affinity.sum(-1, keepdim=True)
+        frequency = chosen.mean(1) * self.shape.experts / self.shape.top_k
+        return (frequency * share.mean(1)).sum()
+
+    def _fits(self, chosen: Tensor) -> Tensor:
+        """One but for the visits of a sequence that come when the expert's places are taken."""
+        if not self.recipe.capacity:
+            return torch.ones_like(chosen)
+        even = chosen.shape[1] * self.shape.top_k / self.shape.experts
+        return (chosen.cumsum(1) <= math.ceil(self.recipe.capacity * even)).to(chosen.dtype)
+
+    def _drop(self, x: Tensor, site: str) -> Tensor:
+        rate = self.recipe.dropout
+        if rate == 0.0:
+            return x
+        key = key_of(f"{self.recipe.seed}/dropout/{self.step}/{site}")
+        index = torch.arange(x.numel()).view(x.shape)
+        return x * ((uniform_at(key, index) >= rate) / (1 - rate)).to(x.dtype)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _best(scores: Tensor, count: int) -> Tensor:
+    """One at the `count` largest along the last dim, the first of equals, and zero elsewhere."""
+    order = torch.argsort(scores, dim=-1, descending=True, stable=True)[..., :count]
+    return torch.zeros_like(scores).scatter(-1, order, 1.0)
+
+
+def _may_look(batch: Batch) -> Tensor:
+    """Mask [b, s, s]: back, and within one's own document."""
+    b, s = batch.tokens.shape
+    causal = torch.ones(s, s, dtype=torch.bool).tril().expand(b, s, s)
+    if batch.documents is None:
+        return causal
+    documents = torch.from_numpy(batch.documents)
+    return causal & (documents.unsqueeze(-1) == documents.unsqueeze(-2))

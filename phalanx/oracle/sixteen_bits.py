@@ -1,0 +1,45 @@
+"""What a recipe keeps in bf16 between steps, for the reference: weights, moments.
+
+The reference computes in fp32 and rounds afterwards. It shares with the trainer only the draws of
+rounding by chance, which are part of the definition.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from phalanx.core.run import Recipe
+from phalanx.trainer.model.parameters import Box, uniform_values
+
+
+def as_kept(weights: Tensor, recipe: Recipe) -> Tensor:
+    """Initial weights as a run keeps them."""
+    return weights if recipe.master_weights == "fp32" else weights.bfloat16()
+
+
+def narrow(
+    recipe: Recipe, optimizer: torch.optim.Optimizer, weights: Mapping[str, Tensor], update: int
+) -> None:
+    """Round, in place, after this many updates."""
+    with torch.no_grad():
+        if recipe.moments == "bf16":
+            for state in optimizer.state.values():
+                for moment in (state["exp_avg"], state["exp_avg_sq"]):
+                    moment.copy_(moment.bfloat16())
+        for name, w in weights.items():
+            if recipe.master_weights == "none":
+                w.copy_(w.bfloat16())
+            elif recipe.master_weights == "stochastic":
+                key = f"{recipe.seed}/rounding/{update}/{name}"
+                everything = Box((0,) * w.dim(), tuple(w.shape))
+                w.copy_(by_chance(w, uniform_values(key, tuple(w.shape), everything)))
+
+
+def by_chance(w: Tensor, chance: Tensor) -> Tensor:
+    """One of the two nearest numbers of 8 significant bits, away from zero if chance is high."""
+    spacing = 2.0 ** (torch.frexp(w.double())[1] - 8)
+    inner = (w.double() / spacing).trunc()
+    beyond = (w.double() / spacing - inner).abs()
+    outer = inner + w.sign() * (chance >= 1 - beyond)
+    return outer * spacing

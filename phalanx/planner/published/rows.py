@@ -1,0 +1,309 @@
+"""Reads published training runs: what a row says about model, devices, layout and result.
+
+The columns are those of the files in `benchmarks/published/`. What a row leaves open is filled
+in by one rule for all rows, and the rule is noted with the row.
+"""
+
+import csv
+import re
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from phalanx.catalog import load
+from phalanx.core.cluster import Accelerator, Cluster
+from phalanx.core.errors import UsageError
+from phalanx.core.layout import Layout
+from phalanx.core.model import ModelShape
+from phalanx.cost.flops import flops_per_token, recompute_flops_per_token
+from phalanx.cost.practice import (
+    EAGER_3D,
+    EAGER_FSDP,
+    MEGATRON_2021,
+    MEGATRON_CORE,
+    MEGATRON_FP8,
+    XLA,
+    Practice,
+)
+from phalanx.planner.published.cells import Row, UnusableError, needed, number, whole
+from phalanx.planner.published.row_layout import precision_of, read_layouts
+from phalanx.planner.question import formula_mode
+
+GPT_VOCABULARY = 51200  # of GPT-2, padded as Megatron-LM pads it, where a row names none
+GIB = 2**30
+ONE_LAYER = re.compile(r"one layer", re.IGNORECASE)
+COUNTS_RECOMPUTE = re.compile(r"counts? recompute", re.IGNORECASE)
+NETWORK = re.compile(r"inter-node (\d+) ?\(?Gb/s", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class PublishedRun:
+    """A row as values.
+
+    Attributes:
+        id: of the row; only ever printed.
+        shape: the model.
+        cluster: the devices.
+        layouts: the layouts that the row leaves open; one, if it says everything.
+        seq: tokens per sequence.
+        batch: sequences per step.
+        practice: what its program did.
+        one_layer: forward and backward of one block were measured, not a step.
+        step_seconds: as published; None if it was not.
+        peak_bytes: as published; None if it was not.
+        allocated: the published peak is what the program asked for; else what was reserved, or the
+            row does not say, and it is compared with what the device must have.
+        complete: the row names its layout completely.
+        assumptions: what the row left open, and how it was filled in.
+    """
+
+    id: str
+    shape: ModelShape
+    cluster: Cluster
+    layouts: tuple[Layout, ...]
+    seq: int
+    batch: int
+    practice: Practice
+    one_layer: bool
+    step_seconds: float | None
+    peak_bytes: float | None
+    allocated: bool
+    complete: bool
+    assumptions: tuple[str, ...]
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a CSV file.
+
+    Raises:
+        UsageError: a column that every file has is missing.
+    """
+    with path.open(encoding="utf-8", newline="") as file:
+        rows: list[Row] = list(csv.DictReader(file))
+    for column in ("id", "layers", "hidden", "seq_len", "gpu", "n_gpus", "dtype"):
+        if rows and column not in rows[0]:
+            raise UsageError(f"{path.name} has no column {column!r}")
+    return rows
+
+
+def read_run(row: Row) -> PublishedRun:
+    """One row as values.
+
+    Raises:
+        UnusableError: it says too little to be predicted.
+    """
+    assumptions: list[str] = []
+    shape = read_shape(row, assumptions)
+    cluster = _cluster(row, assumptions)
+    practice = _practice(row)
+    seq = needed(row, "seq_len")
+    layouts, batch = read_layouts(row, shape, _batch(row, seq), assumptions)
+    seconds = published_seconds(row, shape, layouts[0], seq, batch)
+    peak = number(row, "peak_mem_GB")
+    notes = row.get("notes", "")
+    return PublishedRun(
+        id=row["id"],
+        shape=shape,
+        cluster=cluster,
+        layouts=layouts,
+        seq=seq,
+        batch=batch,
+        practice=practice,
+        one_layer=bool(ONE_LAYER.search(row.get("model", ""))),
+        step_seconds=seconds,
+        peak_bytes=None if peak is None else peak * GIB,
+        allocated="ALLOCATED" in notes,
+        complete=row.get("layout_complete", "yes") == "yes",
+        assumptions=tuple(assumptions),
+    )
+
+
+def _practice(row: Row) -> Practice:
+    """What the program did, by what the row says of it: device, precision and ZeRO.
+
+    TPUs run compiled programs; programs of 2021 trained in fp16, with every score in memory;
+    PyTorch's FSDP runs operator by operator; the rest has the fused kernels of Megatron Core.
+    """
+    if row["gpu"].lower().startswith("tpu"):
+        return XLA
+    precision = precision_of(row)
+    if precision == "fp16":
+        return MEGATRON_2021
+    sharding, notes = row.get("zero_stage_or_fsdp", "").lower(), row.get("notes", "").lower()
+    practice = EAGER_FSDP if "fsdp" in sharding else MEGATRON_CORE
+    if "fp32 gradient accumulation" in notes:
+        practice = EAGER_3D
+    if precision == "fp8":
+        practice = MEGATRON_FP8
+    return replace(practice, graphs="cuda graphs" in notes)
+
+
+def read_shape(row: Row, assumptions: list[str]) -> ModelShape:
+    """The model: sizes from the row, the rest from the catalog or from the parameter count."""
+    known = _catalog_model(row.get("model", ""))
+    layers, hidden = whole(row, "layers"), whole(row, "hidden")
+    if known is not None and layers is None and hidden is None:
+        assumptions.append(f"sizes of {known.name} from the catalog")
+        return known
+    if layers is None or hidden is None:
+        raise UnusableError("no layers or hidden size, and the catalog does not know the model")
+    if known is not None and known.hidden == hidden:
+        return _of_catalog(row, known, layers)
+    return _inferred(row, layers, hidden, assumptions)
+
+
+def _of_catalog(row: Row, known: ModelShape, layers: int) -> ModelShape:
+    """A catalog model with the sizes that the row changes."""
+    changed: dict[str, Any] = {
+        key: value
+        for key, column in (
+            ("heads", "heads"),
+            ("kv_heads", "kv_heads"),
+            ("vocab", "vocab"),
+            ("experts", "experts"),
+        )
+        if (value := whole(row, column)) and not (key == "kv_heads" and known.is_mla)
+    }
+    return replace(known, layers=layers, **changed)
+
+
+def _inferred(row: Row, layers: int, hidden: int, assumptions: list[str]) -> ModelShape:
+    """The block, tying and vocabulary that come nearest to the row's parameter count."""
+    heads = whole(row, "heads") or max(hidden // 128, 1)
+    vocab = whole(row, "vocab")
+    if vocab is None:
+        vocab = GPT_VOCABULARY
+        assumptions.append(f"vocabulary {GPT_VOCABULARY}")
+    ffn = whole(row, "ffn") or 0
+    experts = whole(row, "experts") or 0
+    base = ModelShape(
+        name=row.get("model", "custom"),
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=whole(row, "kv_heads") or heads,
+        ffn=ffn,
+        vocab=vocab,
+        experts=experts,
+        top_k=whole(row, "topk") or (1 if experts else 0),
+        moe_ffn=whole(row, "moe_ffn") or 0,
+        shared_experts=whole(row, "shared_experts") or 0,
+        norm="layernorm",
+        activation="gelu",
+        positions="learned",
+        bias=True,
+        max_positions=needed(row, "seq_len"),
+    )
+    llama = replace(
+        base, norm="rmsnorm", activation="swiglu", positions="rope", bias=False, ffn=ffn
+    )
+    gated = experts > 0 or base.kv_heads != heads or bool(ffn and ffn != 4 * hidden)
+    named = re.search(r"llama|qwen|mi[sx]tral|deepseek|gemma|swiglu", base.name, re.IGNORECASE)
+    styles = [llama] if gated or named else [base, llama]
+    candidates = [replace(style, tied=tied) for style, tied in product(styles, (True, False))]
+    total = number(row, "params_B")
+    if total is None or ONE_LAYER.search(base.name) or "cut to" in base.name:
+        return candidates[0] if styles == [base] else replace(styles[0], tied=styles[0] is base)
+    return min(candidates, key=lambda shape: abs(shape.params() / (total * 1e9) - 1))
+
+
+def _catalog_model(name: str) -> ModelShape | None:
+    """The catalog model whose name is the beginning of the row's, punctuation aside."""
+    if ONE_LAYER.search(name):
+        return None
+    wanted = _plain(name)
+    found = [(len(plain), shape) for plain, shape in _models() if wanted.startswith(plain)]
+    return max(found, key=lambda pair: pair[0])[1] if found else None
+
+
+@lru_cache(maxsize=1)
+def _models() -> tuple[tuple[str, ModelShape], ...]:
+    """Every model of the catalog, by its plain names."""
+    return tuple(
+        (_plain(name), entry.shape)
+        for entry in load.models()
+        for name in (entry.shape.name, *entry.aliases)
+    )
+
+
+@lru_cache(maxsize=1)
+def _devices() -> tuple[tuple[tuple[str, ...], Accelerator], ...]:
+    """Every accelerator of the catalog, with its plain names."""
+    return tuple((tuple(_plain(n) for n in _names(d)), d) for d in load.accelerators())
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _cluster(row: Row, assumptions: list[str]) -> Cluster:
+    device = _accelerator(row)
+    stated = NETWORK.search(row.get("notes", ""))
+    if stated:
+        per_device = float(stated[1]) * 1e9 / 8 / device.per_host
+        device = replace(device, network=replace(device.network, bandwidth=per_device))
+        assumptions.append(f"network {stated[1]} Gb/s per host, as the row says")
+    return Cluster(name=row["gpu"], accelerator=device, count=needed(row, "n_gpus"))
+
+
+def _accelerator(row: Row) -> Accelerator:
+    """The catalog accelerator of that name whose memory is nearest; of several, the first."""
+    wanted, memory = _plain(row["gpu"]), number(row, "gpu_mem_GB")
+    found = [
+        (wanted not in names, device)
+        for names, device in _devices()
+        if any(name.startswith(wanted) or wanted.startswith(name) for name in names)
+    ]
+    if not found:
+        raise UnusableError(f"the catalog has no accelerator {row['gpu']!r}")
+    if memory is None:
+        return min(found, key=lambda pair: pair[0])[1]
+    return min(found, key=lambda pair: (abs(pair[1].memory / 1e9 - memory) > 10, pair[0]))[1]
+
+
+def _names(device: Accelerator) -> tuple[str, ...]:
+    table = load.read_toml(load.ROOT / "accelerators" / f"{device.name}.toml")
+    return (device.name, *table.get("aliases", ()))
+
+
+def _batch(row: Row, seq: int) -> int:
+    batch, tokens = whole(row, "global_batch_seqs"), number(row, "tokens_per_batch")
+    if batch is None and tokens is None:
+        raise UnusableError("no batch")
+    return batch if batch is not None else max(round((tokens or 0) / seq), 1)
+
+
+def published_seconds(
+    row: Row, shape: ModelShape, layout: Layout, seq: int, batch: int
+) -> float | None:
+    """The step time of a row: as given, or from tokens/s, or from FLOP/s by its convention."""
+    given = number(row, "step_time_s")
+    if given is not None:
+        return given
+    tokens, ranks = seq * batch, layout.ranks
+    rate = number(row, "tokens_per_s_per_gpu")
+    if rate is not None:
+        return tokens / (rate * ranks)
+    flops = number(row, "tflops_per_gpu")
+    mfu, peak = number(row, "mfu_pct"), number(row, "peak_tflops_dense")
+    if flops is None and mfu is not None and peak is not None:
+        flops = mfu / 100 * peak
+    if flops is None:
+        return None
+    return tokens * _counted(row, shape, layout, seq) / (flops * 1e12 * ranks)
+
+
+def _counted(row: Row, shape: ModelShape, layout: Layout, seq: int) -> float:
+    """FLOP per token as the row counts them.
+
+    Full attention, except with FP8, whose programs count the causal half; recomputation only
+    where the FLOP/s are those of the row's HFU.
+    """
+    causal = layout.precision == "fp8"
+    needed = flops_per_token(shape, seq, causal)
+    hardware = number(row, "hfu_pct") is not None and number(row, "mfu_pct") is None
+    if hardware or COUNTS_RECOMPUTE.search(row.get("notes", "")):
+        needed += recompute_flops_per_token(shape, seq, formula_mode(layout.recompute), causal)
+    return needed

@@ -1,0 +1,170 @@
+"""Predicts published runs, and says how far off the predictions are.
+
+Nothing here looks at a row's id, source or measured value before its prediction is made.
+"""
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from phalanx.core.errors import RefusedError, UsageError
+from phalanx.core.estimate import SIGMAS_OF_80_PERCENT, Estimate
+from phalanx.core.layout import RECOMPUTE
+from phalanx.cost.flops import flops_per_token, recompute_flops_per_token
+from phalanx.planner.estimate import answer
+from phalanx.planner.published.cells import Row, UnusableError
+from phalanx.planner.published.rows import PublishedRun, read_run
+from phalanx.planner.question import Question, ask, formula_mode
+from phalanx.planner.stages import block_seconds
+
+_SOURCE_ENDS = re.compile(r"[@(]| Table| \xa7")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What was predicted for one row, beside what was published.
+
+    Attributes:
+        id: of the row.
+        source: where the row comes from, in a few words.
+        model: its name.
+        devices: how many.
+        skipped: why nothing was predicted; empty if something was.
+        complete: the row names its layout completely.
+        seconds, baseline_seconds: of a step: ours, and at constant utilisation.
+        published_seconds: as published.
+        peak_bytes, published_peak_bytes: of the worst rank, by the meaning of the source.
+        fits: whether ours fits into the device.
+        spread: see `Estimate.spread`.
+        layout: the one that was priced.
+        assumptions: what the row left open.
+    """
+
+    id: str
+    source: str = ""
+    model: str = ""
+    devices: int = 0
+    skipped: str = ""
+    complete: bool = False
+    seconds: float | None = None
+    baseline_seconds: float | None = None
+    published_seconds: float | None = None
+    peak_bytes: float | None = None
+    published_peak_bytes: float | None = None
+    fits: bool = True
+    spread: float = 0.0
+    layout: str = ""
+    assumptions: tuple[str, ...] = ()
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Seconds between which the step should lie in 80 % of all cases, by the residuals."""
+        if self.seconds is None:
+            return None
+        factor = math.exp(SIGMAS_OF_80_PERCENT * self.spread)
+        return self.seconds / factor, self.seconds * factor
+
+    @property
+    def time_error(self) -> float | None:
+        """(predicted - published) / published seconds."""
+        return _error(self.seconds, self.published_seconds)
+
+    @property
+    def baseline_error(self) -> float | None:
+        """The same for the baseline."""
+        return _error(self.baseline_seconds, self.published_seconds)
+
+    @property
+    def memory_error(self) -> float | None:
+        """(predicted - published) / published bytes."""
+        return _error(self.peak_bytes, self.published_peak_bytes)
+
+
+def _error(predicted: float | None, published: float | None) -> float | None:
+    if predicted is None or published is None:
+        return None
+    return predicted / published - 1
+
+
+def predict(row: Row) -> Prediction:
+    """Predict one row; what cannot be predicted says why."""
+    try:
+        run = read_run(row)
+        found = _one_layer(run) if run.one_layer else _whole_step(run)
+    except (UnusableError, RefusedError, UsageError) as reason:
+        found = Prediction(id=row.get("id", ""), skipped=str(reason))
+    source = _SOURCE_ENDS.split(row.get("source", ""), maxsplit=1)[0].strip()
+    return replace(found, source=source, model=row.get("model", ""))
+
+
+def predict_all(rows: Iterable[Row]) -> list[Prediction]:
+    """Predict every row."""
+    return [predict(row) for row in rows]
+
+
+def _question(run: PublishedRun, index: int) -> Question:
+    return ask(run.shape, run.cluster, run.layouts[index], run.seq, run.batch, run.practice)
+
+
+def _one_layer(run: PublishedRun) -> Prediction:
+    question = _question(run, 0)
+    return Prediction(
+        id=run.id,
+        devices=run.cluster.count,
+        complete=run.complete,
+        seconds=block_seconds(question),
+        baseline_seconds=None,
+        published_seconds=run.step_seconds,
+        spread=question.rates.spread,
+        layout=str(question.layout),
+        assumptions=(*run.assumptions, "forward and backward of one block"),
+    )
+
+
+def _whole_step(run: PublishedRun) -> Prediction:
+    question, found = _choose(run)
+    spare = 0.0 if run.allocated else question.practice.stack.fragmentation
+    return Prediction(
+        id=run.id,
+        devices=run.cluster.count,
+        complete=run.complete,
+        seconds=found.step_seconds,
+        baseline_seconds=baseline(question),
+        published_seconds=run.step_seconds,
+        peak_bytes=max(rank.allocated for rank in found.ranks) * (1 + spare),
+        published_peak_bytes=run.peak_bytes,
+        fits=found.fits,
+        spread=found.spread,
+        layout=str(found.layout),
+        assumptions=run.assumptions,
+    )
+
+
+def _choose(run: PublishedRun) -> tuple[Question, Estimate]:
+    """The fastest of the layouts left open that fit with the least recomputation."""
+    asked = []
+    reason: Exception = UnusableError("no layout")
+    for index in range(len(run.layouts)):
+        try:
+            question = _question(run, index)
+            asked.append((question, answer(question)))
+        except RefusedError as refusal:
+            reason = refusal
+    if not asked:
+        raise reason
+    fitting = [pair for pair in asked if pair[1].fits] or asked[-1:]
+    modes = {question.layout.recompute for question, _ in fitting}
+    least = min(modes, key=lambda mode: RECOMPUTE.index(mode) if mode in RECOMPUTE else -1)
+    candidates = [pair for pair in fitting if pair[0].layout.recompute == least]
+    return min(candidates, key=lambda pair: pair[1].step_seconds)
+
+
+def baseline(question: Question) -> float:
+    """Seconds at constant utilisation: executed FLOP at one share of the peak per accelerator."""
+    shape, layout, seq = question.shape, question.layout, question.seq
+    flops = flops_per_token(shape, seq, causal=False) + recompute_flops_per_token(
+        shape, seq, formula_mode(layout.recompute), causal=False
+    )
+    reached = question.rates.utilization * question.machine.peak * layout.ranks
+    return question.tokens * flops / reached

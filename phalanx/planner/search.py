@@ -1,0 +1,88 @@
+"""Finds the best layout: looks at all that divide, counts what is refused, prices the rest.
+
+Bytes and seconds of all layouts are computed by column (`planner/sweep.py`); the fastest of every
+mesh are then priced one by one by `estimate`, which decides about their order
+(`planner/finals.py`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.core.estimate import Estimate
+from phalanx.planner.finals import Contenders, Prices, Ranked, decide, rank_among
+from phalanx.planner.sweep import Request, Sweep
+
+
+@dataclass(frozen=True)
+class Found:
+    """The answer.
+
+    Attributes:
+        request: the question.
+        considered: layouts that divide the devices and the batch.
+        feasible: how many of them fit.
+        refused: how many of them were refused, by reason.
+        seconds: of those that are no slower than `bar`, ascending, by the closed formulas.
+        bar: seconds.
+        ranked: the best layout of each mesh, fastest first; empty where none fits.
+    """
+
+    request: Request
+    considered: int
+    feasible: int
+    refused: Mapping[str, int]
+    seconds: NDArray[np.float32]
+    bar: float
+    ranked: tuple[Ranked, ...]
+
+    def rank(self, price: Estimate) -> int:
+        """The place that a layout with this price has among all that fit.
+
+        A slow one takes as long as the search itself did: those before it were not priced yet.
+        """
+        shown = {ranked.estimate.layout: ranked.rank for ranked in self.ranked}
+        if price.layout in shown:
+            return shown[price.layout]
+        if price.step_seconds <= self.bar:
+            return rank_among(self.seconds, price.step_seconds)
+        return _count_faster(self.request, price.step_seconds) + 1
+
+
+def search(request: Request) -> Found:
+    """Look at every layout.
+
+    Raises:
+        RefusedError: a limit leaves nothing that divides, or the devices lack the number format.
+    """
+    sweep = Sweep(request)
+    contenders = Contenders(sweep.where)
+    seconds, variants = [np.empty(0, np.float32)], [np.empty(0, np.int16)]
+    for block in sweep.priced():
+        contenders.add(block.rows, block.sharding, np.where(block.fits, block.seconds, np.inf))
+        sweep.bar = contenders.bar
+        near = block.fits & (block.seconds <= sweep.bar)
+        seconds.append(block.seconds[near].astype(np.float32))
+        column = block.rows.variant.astype(np.int16)[:, None]
+        variants.append(np.broadcast_to(column, near.shape)[near])
+    prices = Prices(np.concatenate(seconds), np.concatenate(variants))
+    decision = decide(request, contenders.fastest(), prices)
+    return Found(
+        request=request,
+        considered=sweep.considered,
+        feasible=sweep.feasible,
+        refused={reason: count for reason, count in sweep.refused.items() if count},
+        seconds=decision.seconds,
+        bar=sweep.bar,
+        ranked=decision.ranked,
+    )
+
+
+def _count_faster(request: Request, seconds: float) -> int:
+    """How many layouts that fit are faster, by the closed formulas."""
+    sweep = Sweep(request)
+    sweep.bar = seconds
+    faster = (block.fits & (block.seconds < seconds) for block in sweep.priced())
+    return sum(int(table.sum()) for table in faster)

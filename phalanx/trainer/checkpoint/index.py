@@ -1,0 +1,143 @@
+"""The index of a checkpoint: which file holds which elements, and that no element is missing."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from phalanx.core.errors import CheckpointError
+from phalanx.trainer.checkpoint.box import Box, Part
+from phalanx.trainer.checkpoint.piece import check_part
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where one piece lies: a tensor named `key` in the safetensors file `file`."""
+
+    name: str
+    field: str
+    dtype: str
+    shape: tuple[int, ...]
+    part: Part
+    file: str
+    key: str
+
+    @property
+    def label(self) -> str:
+        """How messages call the tensor it belongs to."""
+        return f"{self.field} of {self.name}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The row that `from_json` reads back."""
+        return {
+            "name": self.name,
+            "field": self.field,
+            "dtype": self.dtype,
+            "shape": self.shape,
+            "offsets": self.part.box.offsets,
+            "sizes": self.part.box.sizes,
+            "start": self.part.start,
+            "stop": self.part.stop,
+            "file": self.file,
+            "key": self.key,
+        }
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> "Stored":
+        """Read a row.
+
+        Raises:
+            CheckpointError: the part lies outside its tensor.
+            KeyError, TypeError, ValueError: it is not such a row.
+        """
+        box = Box(_integers(row["offsets"]), _integers(row["sizes"]))
+        stored = cls(
+            name=str(row["name"]),
+            field=str(row["field"]),
+            dtype=str(row["dtype"]),
+            shape=_integers(row["shape"]),
+            part=Part(box, int(row["start"]), int(row["stop"])),
+            file=str(row["file"]),
+            key=str(row["key"]),
+        )
+        check_part(stored.label, stored.shape, stored.part)
+        return stored
+
+
+Index = dict[tuple[str, str], list[Stored]]
+
+
+def group(stored: Iterable[Stored]) -> Index:
+    """Collect what belongs to the same tensor, by (name, field)."""
+    tensors: Index = defaultdict(list)
+    for entry in stored:
+        tensors[entry.name, entry.field].append(entry)
+    return dict(tensors)
+
+
+def check_cover(index: Index) -> None:
+    """Prove that every element of every tensor is stored exactly once.
+
+    The boxes of a tensor must be equal or apart, as they are when ranks split it along dims.
+
+    Raises:
+        CheckpointError: naming the tensor, the elements, and the files that disagree.
+    """
+    for entries in index.values():
+        _check_agreement(entries)
+        boxes: dict[Box, list[Stored]] = defaultdict(list)
+        for entry in entries:
+            boxes[entry.part.box].append(entry)
+        for box, held in boxes.items():
+            _check_ranges(box, sorted(held, key=lambda e: (e.part.start, e.part.stop)))
+        _check_boxes(entries[0], list(boxes))
+
+
+def _check_agreement(entries: Sequence[Stored]) -> None:
+    first = entries[0]
+    for entry in entries:
+        if (entry.shape, entry.dtype) != (first.shape, first.dtype):
+            raise CheckpointError(
+                f"{first.label} is {first.dtype} {first.shape} in {first.file} and "
+                f"{entry.dtype} {entry.shape} in {entry.file}; ranks must agree"
+            )
+
+
+def _check_ranges(box: Box, entries: Sequence[Stored]) -> None:
+    done, before = 0, entries[0]
+    where = f"of the box of {box.sizes} at {box.offsets}"
+    for entry in entries:
+        start, stop = entry.part.start, entry.part.stop
+        if start > done:
+            raise CheckpointError(f"{entry.label}: nobody saves elements {done} to {start} {where}")
+        if start < done:
+            raise CheckpointError(
+                f"{entry.label}: elements {start} to {min(done, stop)} {where} are saved twice, "
+                f"in {before.file} and in {entry.file}; one rank must own them"
+            )
+        done, before = stop, entry
+    if done < box.elements:
+        raise CheckpointError(
+            f"{before.label}: nobody saves elements {done} to {box.elements} {where}"
+        )
+
+
+def _check_boxes(first: Stored, boxes: Sequence[Box]) -> None:
+    for one, other in combinations(boxes, 2):
+        shared = one.intersect(other)
+        if shared is not None:
+            raise CheckpointError(
+                f"{first.label}: the boxes of {one.sizes} at {one.offsets} and of {other.sizes} at "
+                f"{other.offsets} overlap; ranks must split a tensor into boxes that lie apart"
+            )
+    whole = Box((0,) * len(first.shape), first.shape).elements
+    saved = sum(box.elements for box in boxes)
+    if saved != whole:
+        raise CheckpointError(
+            f"{first.label} has shape {first.shape}, {whole} elements; ranks save {saved} of them"
+        )
+
+
+def _integers(values: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(int(v) for v in values)

@@ -1,0 +1,1 @@
+"""The engine of one step: order, units, update."""

@@ -1,0 +1,210 @@
+"""The small layers that blocks are made of: projections, norms, rotary positions, dropout."""
+
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from phalanx.core.model import ModelShape
+from phalanx.trainer.model.batch import MicroBatch
+from phalanx.trainer.model.parameters import Declared, Start, key_of, uniform_at
+from phalanx.trainer.ops.autograd import apply
+from phalanx.trainer.ops.kernels import rms_norm
+from phalanx.trainer.parallel.tensor import TensorParallel
+from phalanx.trainer.precision.product import Cut
+
+
+class Projection(Declared):
+    """A matrix [n_out, n_in], cut by columns ("out"), by rows ("in") or whole, perhaps with bias.
+
+    A whole one multiplies what lies outside the matrix pairs, which sp cuts along the sequence.
+    """
+
+    weight: nn.Parameter
+
+    def __init__(
+        self,
+        prefix: str,
+        sizes: tuple[int, int],
+        cut: Cut,
+        tp: TensorParallel,
+        *,
+        bias: bool = False,
+        pieces: int = 0,
+    ) -> None:
+        """Declare it.
+
+        Args:
+            prefix: of its global name.
+            sizes: n_in and n_out.
+            cut: which dim tp divides.
+            tp: the ranks.
+            bias: whether it carries one.
+            pieces: into how many parts it can be cut; 0 sets no limit.
+        """
+        super().__init__(prefix)
+        self.product = tp.products(prefix, cut)
+        n_in, n_out = sizes
+        start: Start = "residual" if cut == "in" else "normal"
+        split = {"out": 0, "in": 1, "whole": None}[cut]
+        partial = cut == "whole" and tp.sequence
+        shape = (n_out, n_in)
+        self.declare("weight", shape, split=split, pieces=pieces, partial=partial, start=start)
+        self.bias: nn.Parameter | None
+        if not bias:
+            self.bias = None
+        elif cut == "out":
+            self.declare("bias", (n_out,), split=0, pieces=pieces, start="zeros")
+        else:
+            self.declare("bias", (n_out,), partial=tp.sequence, start="zeros")
+
+
+class RMSNorm(Declared):
+    """x / rms(x) * weight, statistics in fp32 (Zhang and Sennrich 2019, arXiv:1910.07467)."""
+
+    weight: nn.Parameter
+
+    def __init__(self, prefix: str, width: int, eps: float, *, partial: bool) -> None:
+        """Declare one scale for each of `width` channels.
+
+        Args:
+            prefix: of its global name.
+            width: n, of the last dim of what is normalized.
+            eps: added to the mean square.
+            partial: this rank normalizes only a part of the sequence, or of the heads.
+        """
+        super().__init__(prefix)
+        self.eps = eps
+        self.declare("weight", (width,), partial=partial, start="ones")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize [..., n] along n."""
+        return rms_norm(x, self.weight, self.eps)
+
+
+class LayerNorm(Declared):
+    """(x - mean) / std * weight + bias, statistics in fp32 (Ba et al. 2016, arXiv:1607.06450)."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter
+
+    def __init__(self, prefix: str, shape: ModelShape, tp: TensorParallel) -> None:
+        super().__init__(prefix)
+        self.eps = shape.norm_eps
+        self.declare("weight", (shape.hidden,), partial=tp.sequence, start="ones")
+        self.declare("bias", (shape.hidden,), partial=tp.sequence, start="zeros")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize [s/t, b, h] along h."""
+        return F.layer_norm(x, (x.shape[-1],), self.weight, self.bias, self.eps)
+
+
+def norm_layer(prefix: str, shape: ModelShape, tp: TensorParallel) -> RMSNorm | LayerNorm:
+    """The normalization that the model's family uses."""
+    if shape.norm == "layernorm":
+        return LayerNorm(prefix, shape, tp)
+    return RMSNorm(prefix, shape.hidden, shape.norm_eps, partial=tp.sequence)
+
+
+def head_norm(prefix: str, shape: ModelShape) -> RMSNorm:
+    """The norm of each query or key over its d channels, with one scale for all heads.
+
+    A rank normalizes its own heads, so its gradient is a part of the sum with sp and without.
+    Sources: Dehghani et al. 2023 (arXiv:2302.05442), section 2.1; Qwen3 (arXiv:2505.09388),
+    section 2.
+    """
+    return RMSNorm(prefix, shape.head_dim, shape.norm_eps, partial=True)
+
+
+def rotary_angles(
+    shape: ModelShape, positions: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the rotary embedding (Su et al. 2021, arXiv:2104.09864).
+
+    Args:
+        shape: gives the number of rotated channels d and the base theta.
+        positions: int64 [s, b].
+        dtype: of the activations that will be rotated.
+
+    Returns:
+        Two [s, b, 1, d/2], computed in at least fp32.
+    """
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    d = shape.rotary_dim
+    powers = torch.arange(0, d, 2, dtype=wide, device=positions.device) / d
+    angles = positions.to(wide)[..., None, None] * shape.rope_theta**-powers
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotate the last d channels of [s, b, a, n] in pairs (x_i, x_{i + d/2}) by position."""
+    return cast(Tensor, apply(_Rotate, x, *angles))
+
+
+class _Rotate(torch.autograd.Function):
+    """A rotation is linear: backward turns the gradient by the opposite angle and saves no x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turn(x, cos, sin, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = cast(tuple[Tensor, Tensor], ctx.saved_tensors)
+        return _turn(grads[0], cos, sin, -1), None, None
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
+    still = x.shape[-1] - 2 * cos.shape[-1]
+    a, b = x[..., still:].chunk(2, -1)
+    if torch.compiler.is_compiling():  # fused there, and `out=` cannot be traced
+        turned = (a * cos - sign * b * sin, b * cos + sign * a * sin)
+        return torch.cat([x[..., :still], *turned], -1)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    out[..., :still] = x[..., :still]
+    left, right = out[..., still:].chunk(2, -1)
+    torch.mul(a, cos, out=left).addcmul_(b, sin, value=-sign)
+    torch.mul(b, cos, out=right).addcmul_(a, sin, value=sign)
+    return out
+
+
+class Dropout:
+    """Dropout whose mask is a function of (seed, step, site, sample, token, channel).
+
+    So it is the same under every layout, and the same again when a block is recomputed.
+    """
+
+    def __init__(self, rate: float, seed: int, site: str, tp: TensorParallel) -> None:
+        self.rate, self.seed, self.site, self.tp = rate, seed, site, tp
+
+    def __call__(self, x: Tensor, batch: MicroBatch) -> Tensor:
+        """Drop elements of [s/t, b, h] and scale up the rest."""
+        if self.rate == 0.0 or not torch.is_grad_enabled():
+            return x
+        return x * self._mask(x.shape[-1], batch).to(x.dtype)
+
+    def _mask(self, h: int, batch: MicroBatch) -> Tensor:
+        row = batch.samples * batch.seq + self.tp.my_sequence(batch.places).unsqueeze(-1)
+        index = row.unsqueeze(-1) * h + torch.arange(h, device=row.device)
+        key = key_of(f"{self.seed}/dropout/{batch.step}/{self.site}")
+        return (uniform_at(key, index) >= self.rate) / (1 - self.rate)
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up (Shazeer 2020, arXiv:2002.05202); saves its two inputs and nothing else."""
+    return cast(Tensor, apply(_SwiGLU, gate, up))
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = cast(tuple[Tensor, Tensor], ctx.saved_tensors)
+        d_gate = torch.ops.aten.silu_backward(grads[0] * up, gate)
+        return d_gate, F.silu(gate).mul_(grads[0])

@@ -1,0 +1,340 @@
+"""One slice of the model: what a pipeline rank computes between two of its messages."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from phalanx.core.run import Recipe, Run
+from phalanx.schedules.placement import placement
+from phalanx.trainer.engine.offload import HostBuffers, memory_of
+from phalanx.trainer.engine.saved import Saved
+from phalanx.trainer.engine.unit import Source, Unit
+from phalanx.trainer.engine.weight_gradients import WeightGradients
+from phalanx.trainer.model.batch import MicroBatch
+from phalanx.trainer.model.block import Block
+from phalanx.trainer.model.ends import Embedding, Head, Table
+from phalanx.trainer.model.experts import Experts, Router
+from phalanx.trainer.model.parameters import Declaration, Held, declared_in
+from phalanx.trainer.parallel.data import Reducer, ShardedUnit
+from phalanx.trainer.parallel.expert import ExpertParallel
+from phalanx.trainer.parallel.mesh import Mesh
+from phalanx.trainer.parallel.tensor import TensorParallel
+from phalanx.trainer.precision.dtypes import Precision
+from phalanx.trainer.precision.product import Products
+
+Part = Embedding | Block | Head
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A few blocks, with the embedding before the first or the head behind the last.
+
+    Attributes:
+        index: which of the schedule's stages.
+        parts: what is computed, in order.
+        units: of each part, the parameters it needs.
+        reducer: of the gradients that this stage makes.
+        gradients: does the work of its weights, or keeps it where backward is split.
+        recomputes: how many blocks run again together in backward, and keep only the input of the
+            first; 0 runs none.
+        saved: decides what else is kept for backward.
+    """
+
+    index: int
+    parts: tuple[Part, ...]
+    units: tuple[tuple[ShardedUnit, ...], ...]
+    reducer: Reducer
+    gradients: WeightGradients
+    recomputes: int
+    saved: Saved
+
+    @property
+    def all_units(self) -> list[ShardedUnit]:
+        """Every unit once, in the order of first use."""
+        return list(dict.fromkeys(unit for units in self.units for unit in units))
+
+    @property
+    def routers(self) -> list[Router]:
+        """Of every block with experts, in order."""
+        mlps = [part.mlp for part in self.parts if isinstance(part, Block)]
+        return [mlp.router for mlp in mlps if isinstance(mlp, Experts)]
+
+    def forward(self, x: Tensor | None, batch: MicroBatch, *, logits: bool = False) -> Tensor:
+        """Compute the stage.
+
+        Args:
+            x: [s/t, b, h] from the previous stage; None on the first.
+            batch: the micro-batch.
+            logits: on the last stage, stop before the loss.
+
+        Returns:
+            [s/t, b, h]; on the last stage the sum of the losses, or this rank's logits.
+        """
+        y = x
+        for segment in self._segments():
+            with self.saved.watching():
+                y = self._segment(segment, y, batch, logits=logits)
+        if y is None:
+            raise ValueError(f"stage {self.index} has no parts")
+        self.saved.let_go(x)
+        return y
+
+    def _segments(self) -> list[list[int]]:
+        """The parts that are computed together: some blocks if they are recomputed, else one."""
+        blocks = [i for i, part in enumerate(self.parts) if isinstance(part, Block)]
+        size = self.recomputes or 1
+        runs = [blocks[at : at + size] for at in range(0, len(blocks), size)]
+        return sorted([*runs, *([i] for i in range(len(self.parts)) if i not in blocks)])
+
+    def _segment(
+        self, segment: list[int], x: Tensor | None, batch: MicroBatch, *, logits: bool
+    ) -> Tensor:
+        """Compute a few parts, which run again in backward if they are blocks of such a stage."""
+        compute = partial(self._compute, segment, batch=batch, logits=logits)
+        block = isinstance(self.parts[segment[0]], Block)
+        if not (block and self.recomputes and torch.is_grad_enabled()):
+            return compute(x)
+        twice = _Twice(compute, partial(compute, again=True))
+        return cast(Tensor, checkpoint(twice, x, use_reentrant=False, preserve_rng_state=False))
+
+    def _compute(
+        self,
+        segment: list[int],
+        x: Tensor | None,
+        *,
+        batch: MicroBatch,
+        logits: bool,
+        again: bool = False,
+    ) -> Tensor:
+        """Compute parts one after the other, the weights of the next one on their way.
+
+        Args:
+            segment: which.
+            x: [s/t, b, h], None for the embedding.
+            batch: the micro-batch.
+            logits: stop before the loss.
+            again: in backward, which needs the weights of the last two next.
+        """
+        for i in segment:
+            for unit in self.units[i]:
+                unit.acquire()
+            if not again or i < segment[-1]:
+                for unit in self.units[i + 1] if i + 1 < len(self.parts) else ():
+                    unit.prefetch()
+            x = _run(self.parts[i], x, batch, logits=logits)
+            if x.requires_grad and not again:
+                x.register_hook(lambda _, i=i: self._before_backward(i))
+            if not again or i + 2 <= segment[-1]:
+                for unit in self.units[i]:
+                    unit.release()
+        if x is None:
+            raise ValueError("a segment has at least one part")
+        return x
+
+    def _before_backward(self, i: int) -> None:
+        """Have part i's weights here, and those that backward needs next on their way."""
+        for unit in self._needed(i):
+            unit.acquire()
+        if i:
+            for unit in self._needed(i - 1):
+                unit.prefetch()
+
+    def _needed(self, i: int) -> tuple[ShardedUnit, ...]:
+        """What the backward of part i needs: an embedding nothing, a head perhaps only its norm."""
+        part = self.parts[i]
+        if isinstance(part, Embedding):
+            return ()
+        return self.units[i][:1] if isinstance(part, Head) and part.chunk else self.units[i]
+
+
+class _Twice:
+    """Does one thing in forward, and another when backward asks for it again."""
+
+    def __init__(self, forward: Callable[..., Tensor], again: Callable[..., Tensor]) -> None:
+        self._next, self._again = forward, again
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Do what comes next."""
+        now, self._next = self._next, self._again
+        return now(x)
+
+
+def _run(part: Part, x: Tensor | None, batch: MicroBatch, *, logits: bool) -> Tensor:
+    if isinstance(part, Embedding):
+        return part.forward(batch)
+    if x is None:
+        raise ValueError("only the embedding needs no output of the part before")
+    if isinstance(part, Head):
+        return part.logits(x) if logits else part.forward(x, batch)
+    if not torch.is_grad_enabled():
+        return part.forward(x, batch)  # not what was compiled: that would be compiled anew
+    return cast(Tensor, part(x, batch))
+
+
+def build_stages(
+    run: Run, mesh: Mesh, precision: Precision, products: Products, source: Source
+) -> dict[int, Stage]:
+    """Build the stages that this rank holds, filled with their first weights from `source`.
+
+    They come in the order of the layers, so that ranks with copies of the same stages have them
+    in the same order, and a tied table is made where the model begins.
+    """
+    layout, where = mesh.layout, placement(mesh.layout)
+    layers = layout.layers_of_stages(run.model.layers)
+    maker = _UnitMaker(run, mesh, precision, source)
+    host = HostBuffers(mesh.device) if "activations" in layout.offloads else None
+    stages = {}
+    table: Table | None = None
+    for index in sorted(where.stages_of(mesh.at.pp), key=lambda stage: stage % where.depth):
+        copy, place = divmod(index, where.depth)
+        first = sum(layers[:place])
+        gradients = WeightGradients()
+        tp = TensorParallel(
+            mesh.tensor, sequence=bool(layout.sp), products=products, gradients=gradients
+        )
+        parts = _parts(
+            run, (tp, ExpertParallel(mesh.expert)), range(first, first + layers[place]), table
+        )
+        saved = Saved(layout.recomputed_parts, host)
+        for part in parts:
+            if isinstance(part, Block):
+                part.keep(saved)
+        table = table or _tied_table(run, parts)
+        made_before = {unit for units in maker.made.values() for unit in units}
+        per_part = tuple(maker.of(part, copy) for part in parts)
+        unique = list(dict.fromkeys(unit for group in per_part for unit in group))
+        for unit in unique:
+            gradients.adopt(unit, unit.unit.parameters)
+            saved.leave(unit.unit.weights)
+        stages[index] = Stage(
+            index=index,
+            parts=tuple(parts),
+            units=per_part,
+            reducer=Reducer(unique, elsewhere=made_before.intersection(unique)),
+            gradients=gradients,
+            recomputes=layout.segment,
+            saved=saved,
+        )
+    return stages
+
+
+def _tied_table(run: Run, parts: Sequence[Part]) -> Table | None:
+    """The table of tokens that the head of this rank shares, if it has both."""
+    embeddings = (part for part in parts if isinstance(part, Embedding))
+    return next((part.table for part in embeddings if run.model.tied), None)
+
+
+def _parts(
+    run: Run,
+    axes: tuple[TensorParallel, ExpertParallel],
+    layers: range,
+    table: Table | None,
+) -> Sequence[Part]:
+    """The embedding if the slice starts the model, its blocks, and the head if it ends it.
+
+    Args:
+        run: gives the sizes.
+        axes: along which these parts are cut.
+        layers: of the slice.
+        table: tied, and made for another stage of this rank.
+    """
+    tp, ep = axes
+    shape, recipe = run.model, run.recipe
+    parts: list[Part] = [Block(i, shape, recipe, tp, ep) for i in layers]
+    for block in parts:
+        if isinstance(block, Block) and run.layout.compile:
+            compile_block(block, recipe, whole=run.layout.cp == 1)
+    if layers.start == 0:
+        parts.insert(0, Embedding(shape, recipe, tp))
+        table = _tied_table(run, parts)
+    if layers.stop == shape.layers:
+        parts.append(Head(shape, recipe, tp, table, run.layout.logits))
+    return parts
+
+
+def compile_block(block: Block, recipe: Recipe, *, whole: bool) -> None:
+    """Have a block's operations fused; blocks of one shape share what was compiled.
+
+    The mask of dropout is another one in every step, so it stays outside, and so do experts.
+
+    Args:
+        block: becomes a compiled one.
+        recipe: says whether there is dropout.
+        whole: its attention needs no other rank.
+    """
+    if recipe.dropout:
+        block.drop_attention = torch.compiler.disable(block.drop_attention)
+        block.drop_mlp = torch.compiler.disable(block.drop_mlp)
+    whole = whole and recipe.dropout == 0 and not isinstance(block.mlp, Experts)
+    block.compile(fullgraph=whole, dynamic=False)
+
+
+class _UnitMaker:
+    """Makes the units of a rank's parts; a tied table is one unit of two parts."""
+
+    def __init__(self, run: Run, mesh: Mesh, precision: Precision, source: Source) -> None:
+        self.run, self.mesh, self.precision, self.source = run, mesh, precision, source
+        self.memory = memory_of(mesh.layout, mesh.device, run.data.offload_folder)
+        self.made: dict[nn.Module, list[ShardedUnit]] = {}
+        self.apart = run.model.tied and not placement(mesh.layout).ends_together
+
+    def of(self, part: Part, copy: int) -> tuple[ShardedUnit, ...]:
+        """The units of a part that belongs to this copy of the model."""
+        modules: list[nn.Module] = [part]
+        if isinstance(part, Embedding):
+            modules = [m for m in (part.table, part.positions) if m is not None]
+        elif isinstance(part, Head):
+            modules = [part.norm, part.table]
+        for module in modules:
+            if module not in self.made:
+                second = copy > 0 or (
+                    self.apart and isinstance(part, Head) and module is part.table
+                )
+                self.made[module] = [
+                    self._make(held, counted=not second) for held in _apart(declared_in(module))
+                ]
+        return tuple(unit for module in modules for unit in self.made[module])
+
+    def _make(self, held: list[Held], *, counted: bool) -> ShardedUnit:
+        name = _unit_name(held[0].declaration)
+        layout, mesh = self.mesh.layout, self.mesh
+        sharded = layout.zero_stage >= 1
+        tied = self.apart and name == "embedding"
+        spread = held[0].declaration.spread is not None
+        copies = mesh.expert_copies if spread else mesh.copies
+        parts = copies.shard if sharded else copies.all
+        unit = Unit(
+            name=name,
+            held=held,
+            tensor=(mesh.tensor.size, mesh.tensor.index),
+            parts=(parts.size, parts.index),
+            precision=self.precision,
+            expert=(mesh.expert.size, mesh.expert.index),
+        )
+        unit.counted = counted and not (sharded and copies.replica.index)
+        made = ShardedUnit(unit, mesh, copies, self.memory, tied=tied)
+        unit.fill(self.source)
+        made.release(between_steps=True)
+        self.memory.rest(unit.master)
+        return made
+
+
+def _apart(held: Iterable[Held]) -> list[list[Held]]:
+    """Parameters that all data-parallel ranks hold, and those of experts."""
+    groups: dict[bool, list[Held]] = {False: [], True: []}
+    for one in held:
+        groups[one.declaration.spread is not None].append(one)
+    return [group for group in groups.values() if group]
+
+
+def _unit_name(declaration: Declaration) -> str:
+    """For example "head", "blocks.3" or "blocks.3.experts"."""
+    words = declaration.name.split(".")
+    if words[0] != "blocks":
+        return words[0]
+    return ".".join(words[:2] if declaration.spread is None else words[:3])

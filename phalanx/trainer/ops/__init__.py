@@ -1,0 +1,1 @@
+"""Operations that torch does not have, or has slower."""

@@ -1,0 +1,178 @@
+"""Three operations that torch does slowly on a CPU, done faster. On a GPU its own are used.
+
+`benchmarks/gemm_share.py` measures what they gain; see docs/decisions/0006-products-on-cpu.md.
+"""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from phalanx.trainer.ops.autograd import apply
+from phalanx.trainer.ops.flash import Attended, Block, attend_block, differentiate_block
+
+_ONEDNN = (
+    torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX512"
+)
+_WORTHWHILE = 1 << 23  # multiplications below which oneDNN's set-up costs more than it gains
+
+
+def times(x: Tensor, w: Tensor) -> Tensor:
+    """Multiply x w^T, without autograd: [..., n_in] and [n_out, n_in] to [..., n_out].
+
+    In fp32 oneDNN multiplies faster than the BLAS that torch calls, except with `x` transposed.
+    """
+    large = x.numel() * w.shape[0] >= _WORTHWHILE
+    if _ONEDNN and large and x.dtype == torch.float32 and x.device.type == "cpu":
+        return cast(Tensor, _onednn_product(x, w))
+    return F.linear(x, w)
+
+
+@torch.library.custom_op("phalanx::onednn_product", mutates_args=())
+def _onednn_product(x: Tensor, w: Tensor) -> Tensor:
+    """An operator of its own, so that a compiled block can contain it."""
+    return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, w, None, "none", [], ""))
+
+
+@_onednn_product.register_fake
+def _(x: Tensor, w: Tensor) -> Tensor:
+    return x.new_empty((*x.shape[:-1], w.shape[0]))
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """softmax(q k^T / sqrt(d)) v without keeping the scores; causal where there is no mask.
+
+    On a CPU torch fuses this only for values as wide as keys: narrower ones are padded on the way
+    into its kernel, and not kept so.
+
+    Args:
+        q: [b, a, s, d].
+        k: [b, g, s, d]; a is a multiple of g.
+        v: [b, g, s, d_v].
+        mask: bool, to be broadcast to [b, a, s, s].
+
+    Returns:
+        [b, a, s, d_v].
+    """
+    if v.shape[-1] < k.shape[-1] and v.device.type == "cpu":
+        return cast(Tensor, apply(_NarrowValues, q, k, v, mask))
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=q.shape[1] != k.shape[1]
+    )
+
+
+class _NarrowValues(torch.autograd.Function):
+    """Flash attention (Dao et al. 2022, arXiv:2205.14135) with d_v < d."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        wide, sums = attend_block(Block(q, k, v, mask, causal=mask is None))
+        b, a, s, _ = q.shape
+        out = q.new_empty(s, b, a, v.shape[-1]).permute(1, 2, 0, 3).copy_(wide)
+        ctx.save_for_backward(q, k, v, out, sums, mask)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, sums, mask = cast(tuple[Tensor, ...], ctx.saved_tensors)
+        block = Block(q, k, v, mask, causal=mask is None)
+        return *differentiate_block(block, Attended(out, sums), grads[0]), None
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Compute x / sqrt(mean(x^2) + eps) * weight along the last dim, in fp32 or wider.
+
+    Keeps x and one number per row for backward.
+    """
+    if x.device.type == "cpu":
+        return cast(Tensor, apply(_RMSNorm, x, weight, eps))
+    return F.rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+def grouped_times(rows: Tensor, weights: Tensor, counts: Sequence[int]) -> Tensor:
+    """Multiply the rows of each group by its own matrix, without autograd.
+
+    Args:
+        rows: [R, n_in], group after group.
+        weights: [E, n_out, n_in].
+        counts: rows of each of the E groups.
+
+    Returns:
+        [R, n_out].
+    """
+    if _fused_groups(rows, weights.shape[1]):
+        ends = _ends(counts, rows.device)
+        return torch._grouped_mm(rows, weights.transpose(1, 2), offs=ends)
+    out = rows.new_empty(len(rows), weights.shape[1])
+    for x, w, y in zip(rows.split(counts), weights, out.split(counts), strict=True):
+        torch.mm(x, w.t(), out=y)
+    return out
+
+
+def grouped_outer(left: Tensor, right: Tensor, counts: Sequence[int]) -> Tensor:
+    """For each group the product left^T right: [R, n] and [R, k] to [E, n, k]."""
+    if _fused_groups(left, right.shape[1]):
+        ends = _ends(counts, left.device)
+        return torch._grouped_mm(left.t(), right, offs=ends)
+    out = left.new_empty(len(counts), left.shape[1], right.shape[1])
+    for a, b, y in zip(left.split(counts), right.split(counts), out, strict=True):
+        torch.mm(a.t(), b, out=y)
+    return out
+
+
+def weighed_sums(rows: Tensor, weights: Tensor, out: Tensor) -> None:
+    """Fill `out` [T, h] with the sum of each token's rows by weight: [T, K, h] and [T, K].
+
+    A CPU does thousands of products of one row slower than K sweeps over all of them.
+    """
+    if rows.device.type == "cuda":
+        torch.bmm(weights.unsqueeze(1), rows, out=out.unsqueeze(1))
+        return
+    torch.mul(rows[:, 0], weights[:, :1], out=out)
+    for k in range(1, rows.shape[1]):
+        out.addcmul_(rows[:, k], weights[:, k : k + 1])
+
+
+def dot_each(rows: Tensor, x: Tensor) -> Tensor:
+    """For each token the dot products of its rows and a vector: [T, K, h] and [T, h] to [T, K]."""
+    if rows.device.type == "cuda":
+        return torch.bmm(rows, x.unsqueeze(-1)).squeeze(-1)
+    return torch.stack([torch.linalg.vecdot(row, x) for row in rows.unbind(1)], -1)
+
+
+def _fused_groups(x: Tensor, width: int) -> bool:
+    """Whether one kernel does all groups: on a GPU, in bf16, with rows of whole 16 bytes."""
+    whole = x.shape[-1] % 8 == width % 8 == 0
+    return x.device.type == "cuda" and x.dtype == torch.bfloat16 and whole
+
+
+def _ends(counts: Sequence[int], device: torch.device) -> Tensor:
+    return torch.tensor(counts, device=device).cumsum(0, dtype=torch.int32)
+
+
+class _RMSNorm(torch.autograd.Function):
+    """With u = x r: dx = r (g w - u mean(g w u)), dw = sum of g u over rows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = widened(x)
+        r = torch.linalg.vecdot(wide, wide).div_(x.shape[-1]).add_(eps).rsqrt_().unsqueeze(-1)
+        ctx.save_for_backward(x, weight, r)
+        return cast(Tensor, (wide * r).mul_(weight).to(x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight, r = cast(tuple[Tensor, Tensor, Tensor], ctx.saved_tensors)
+        g, w, u = widened(grads[0]), widened(weight), widened(x) * r
+        products = g * u
+        mean = (products @ w).div_(x.shape[-1]).unsqueeze(-1)
+        dx = (g * w).addcmul_(u, mean, value=-1).mul_(r)
+        dw = products.flatten(0, -2).sum(0)
+        return dx.to(x.dtype), dw.to(weight.dtype), None
+
+
+def widened(x: Tensor) -> Tensor:
+    """In fp32, or fp64 if it is so already."""
+    return x if x.dtype == torch.float64 else x.float()

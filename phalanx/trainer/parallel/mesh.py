@@ -1,0 +1,151 @@
+"""The ranks as a grid with named axes, and the groups of ranks along each of them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+import torch.distributed as dist
+
+from phalanx.core.layout import Coordinates, Layout
+from phalanx.core.traffic import Axis
+from phalanx.schedules.placement import placement
+from phalanx.trainer.parallel.comm import DirectGroup, Group, Ledger
+
+GroupType = Callable[[Axis, Sequence[int], dist.ProcessGroup | None, Ledger], Group]
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Ranks that hold the same parameters, and see other tokens.
+
+    Attributes:
+        all: every one of them.
+        shard: those of them that share one sharded copy.
+        replica: those of them that hold the same shard of different copies (HSDP).
+    """
+
+    all: Group
+    shard: Group
+    replica: Group
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """This process's place in a layout.
+
+    Attributes:
+        layout: how the step is cut.
+        at: coordinates of this rank.
+        device: where its tensors live.
+        world: all ranks.
+        tensor, pipeline, context: the groups along tp, pp and cp.
+        heads: the tp ranks that hold the same keys and values, where tp is more than these.
+        data: the ranks along dp and cp, which hold the same weights and see other tokens.
+        shard: those of them that share one sharded copy.
+        replica: those of them that hold the same shard of different copies (HSDP).
+        expert: the ranks along ep, which hold all experts of their layers together; ep borrows
+            neighbours from `shard`.
+        expert_copies: the ranks that hold the same experts.
+        ends: the ranks of the first and the last stage, which share tied embeddings.
+        twins: the two ranks that hold the same stages, in two copies of the model (DualPipe).
+        ledger: what this rank sent.
+    """
+
+    layout: Layout
+    at: Coordinates
+    device: torch.device
+    world: Group
+    tensor: Group
+    heads: Group
+    pipeline: Group
+    context: Group
+    data: Group
+    shard: Group
+    replica: Group
+    expert: Group
+    expert_copies: Copies
+    ends: Group
+    twins: Group
+    ledger: Ledger
+
+    @property
+    def copies(self) -> Copies:
+        """The ranks that hold the same parameters as this one, but for those of experts."""
+        return Copies(self.data, self.shard, self.replica)
+
+
+def build_mesh(
+    layout: Layout, device: torch.device, group_type: GroupType | None = None, kv_heads: int = 0
+) -> Mesh:
+    """Make the groups that this rank belongs to; every rank of the layout calls it.
+
+    Args:
+        layout: its `ranks` must equal the size of the initialised process group, or be 1.
+        device: where tensors live.
+        group_type: how messages are carried; by default NCCL's way on GPUs, direct on CPU.
+        kv_heads: of the model; needed where tp is more.
+    """
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    at = layout.coordinates(rank)
+    ledger = Ledger()
+    make = group_type or (Group if device.type == "cuda" else DirectGroup)
+
+    def along(axis: Axis, ranks: Sequence[int]) -> Group:
+        if len(ranks) == 1 or rank not in ranks:
+            return make(axis, (rank,), None, ledger)
+        handle = dist.group.WORLD if axis == "world" else _new_group(ranks)
+        return make(axis, ranks, handle, ledger)
+
+    def copies(ranks: Sequence[int], sharers: int) -> Copies:
+        """Groups of `ranks`, of which neighbours share one sharded copy."""
+        copy, within = divmod(ranks.index(rank), sharers)
+        every = along("data", ranks)
+        shard = ranks[copy * sharers : (copy + 1) * sharers]
+        return Copies(
+            all=every,
+            shard=every if sharers == len(ranks) else along("data", shard),
+            replica=every if sharers == 1 else along("data", ranks[within::sharers]),
+        )
+
+    places = product(range(layout.dp), range(layout.cp))
+    data = [layout.rank_at(at._replace(dp=i, cp=j)) for i, j in places]
+    pipeline = [layout.rank_at(at._replace(pp=i)) for i in range(layout.pp)]
+    tensor = [layout.rank_at(at._replace(tp=i)) for i in range(layout.tp)]
+    shared, ep = copies(data, layout.sharers), layout.ep
+    team, member = divmod(data.index(rank), ep)
+    where = placement(layout)
+    ends = {where.ranks[0], where.ranks[where.depth - 1]} if not where.ends_together else {0}
+    twins = {at.pp, layout.pp - 1 - at.pp} if where.copies > 1 else {at.pp}
+    return Mesh(
+        layout=layout,
+        at=at,
+        device=device,
+        world=along("world", range(layout.ranks)),
+        tensor=along("tensor", tensor),
+        heads=along("tensor", tensor[_same_heads(layout, at, kv_heads)]),
+        pipeline=along("pipeline", pipeline),
+        context=along("context", [layout.rank_at(at._replace(cp=i)) for i in range(layout.cp)]),
+        data=shared.all,
+        shard=shared.shard,
+        replica=shared.replica,
+        expert=along("expert", data[team * ep : (team + 1) * ep]),
+        expert_copies=shared if ep == 1 else copies(data[member::ep], layout.sharers // ep),
+        ends=along("pipeline", [pipeline[i] for i in sorted(ends)]),
+        twins=along("pipeline", [pipeline[i] for i in sorted(twins)]),
+        ledger=ledger,
+    )
+
+
+def _same_heads(layout: Layout, at: Coordinates, kv_heads: int) -> slice:
+    """Which tp ranks hold the same of so many key and value heads as this one."""
+    alike = max(layout.tp // kv_heads, 1) if kv_heads else 1
+    first = at.tp // alike * alike
+    return slice(first, first + alike)
+
+
+def _new_group(ranks: Sequence[int]) -> dist.ProcessGroup:
+    group = dist.new_group(list(ranks), use_local_synchronization=True)
+    if not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f"torch gave {group!r} for the ranks {list(ranks)}")
+    return group

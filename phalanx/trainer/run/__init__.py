@@ -1,0 +1,1 @@
+"""A run on one machine or many: ranks, folder, meters."""

@@ -1,0 +1,114 @@
+"""Starts the ranks of a run on this machine, and brings home what became of them.
+
+Workers are forked from one clean process that has imported torch once (multiprocessing's
+forkserver), so that four ranks are ready in the time that one needs. Nothing here imports torch
+until ranks are started: that import runs while the forkserver does its own.
+"""
+
+import importlib.util
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Sequence
+from multiprocessing import forkserver, resource_tracker
+from typing import Any
+
+from phalanx.core.errors import PhalanxError
+
+PRELOAD = ("phalanx.trainer.run.worker", "torch.distributed.fsdp", "torch.distributed.tensor")
+INSTALL = "pip install 'phalanx[train]'"
+
+
+def require_torch() -> None:
+    """Say what to install if torch is missing.
+
+    Raises:
+        PhalanxError: it is.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise PhalanxError(f"this needs PyTorch, which is not installed: {INSTALL}")
+
+
+def under_torchrun() -> bool:
+    """Whether this process is already one rank of several that somebody else started."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def count_gpus() -> int:
+    """GPUs that this machine offers; 0 also where torch is not installed."""
+    if importlib.util.find_spec("torch") is None:
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
+
+
+class WarmStart:
+    """The clean process that workers are forked from: it imports torch while we get ready."""
+
+    def __init__(self) -> None:
+        self._pid: int | None = None
+
+    def begin(self, modules: Sequence[str] = ()) -> None:
+        """Start it, unless it runs; returns at once.
+
+        SIGTERM and SIGINT are held back in it, and in all that are forked from it until they
+        listen (`StopSignal.listen`): a signal to the whole process group, such as Ctrl-C in a
+        terminal, must not take away the ranks that are saving.
+
+        Args:
+            modules: what the workers will need, besides torch.
+        """
+        ran_before = _forkserver_pid()
+        multiprocessing.set_forkserver_preload([*PRELOAD, *modules])
+        resource_tracker.ensure_running()  # first, since it leaves the signals unblocked
+        signals = {signal.SIGTERM, signal.SIGINT}
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+        try:
+            forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if _forkserver_pid() != ran_before:
+            self._pid = _forkserver_pid()
+
+    def abandon(self) -> None:
+        """End it at once: it would go on importing, and keep our output open for whoever reads."""
+        if self._pid is not None and self._pid == _forkserver_pid():
+            os.kill(self._pid, signal.SIGKILL)
+
+
+def _forkserver_pid() -> int | None:
+    """The standard library knows it, and has no public way to say it."""
+    pid: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
+    return pid
+
+
+def launch(
+    entry: Callable[..., int],
+    args: tuple[Any, ...],
+    ranks: int,
+    on_stop: Callable[[], None] | None = None,
+) -> int:
+    """Run `entry(worker, *args)` on `ranks` local processes, and wait for them.
+
+    SIGTERM, SIGHUP and Ctrl-C are passed on as a request to save and stop, for which the workers
+    have all the time they need; a second Ctrl-C ends them at once.
+
+    Args:
+        entry: a function of some module; returns an exit code, the same on every rank.
+        args: must pickle.
+        ranks: processes to start; each on its own GPU if there are enough, else all on the CPU.
+        on_stop: called when such a request has been passed on.
+
+    Returns:
+        The largest exit code of all ranks; 75 if they had to be ended at once.
+
+    Raises:
+        PhalanxError: the one that a rank raised, with its exit code.
+        supervise.WorkerCrashError: a rank failed in another way, or was killed.
+    """
+    require_torch()
+    multiprocessing.set_forkserver_preload(list(PRELOAD))  # no matter if it runs already
+    from phalanx.trainer.run.supervise import supervise
+
+    return supervise(entry, args, ranks, on_stop)

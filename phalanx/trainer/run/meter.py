@@ -1,0 +1,212 @@
+"""Measures a run: speed, utilization, memory, and where the time went, over all ranks."""
+
+import resource
+import statistics
+import sys
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple, get_args
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from phalanx.core.run import Run
+from phalanx.core.traffic import Axis
+from phalanx.cost.flops import describe_convention, flops_per_token, utilization
+from phalanx.trainer.engine.balance import Load
+from phalanx.trainer.engine.step import Engine, StepResult
+from phalanx.trainer.parallel.mesh import Mesh
+from phalanx.trainer.precision.dtypes import Precision
+from phalanx.trainer.run.peak import known_peak, measured_gemm_flops
+from phalanx.trainer.run.report import StepMetrics
+
+AXES: tuple[Axis, ...] = get_args(Axis)
+
+
+class Peak(NamedTuple):
+    """What utilization is measured against: FLOP/s of all ranks, and in words where it is from."""
+
+    flops: float | None
+    source: str
+
+
+def find_peak(mesh: Mesh, precision_name: str) -> Peak:
+    """The dense peak of the hardware; on a CPU, the rate of its own matrix products, measured now.
+
+    Every rank calls it. On unknown accelerators there is no peak, and so no utilization.
+    """
+    precision = Precision.named(precision_name, mesh.device)
+    if mesh.device.type == "cuda":
+        name = torch.cuda.get_device_name(mesh.device)
+        peak = known_peak(name, precision_name)
+        if peak is None:
+            return Peak(None, f"no MFU: the peak of {name} in {precision_name} is not known")
+        return Peak(peak * mesh.world.size, f"dense {precision_name} peak of {name}")
+    mesh.world.all_reduce(torch.zeros(1), "barrier").wait()
+    rate = torch.tensor([measured_gemm_flops(precision.compute)], dtype=torch.float64)
+    mesh.world.all_reduce(rate, "peak").wait()
+    return Peak(rate.item(), f"peak is the {precision.rest} GEMM rate measured on this machine")
+
+
+def peak_memory(device: torch.device) -> int:
+    """Most bytes that this process has held: on its GPU, or of main memory."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+class Agreed(NamedTuple):
+    """What all ranks know after a step: the worst of each.
+
+    Attributes:
+        stop: some rank was asked to save and stop.
+        data_wait: seconds that the slowest rank waited for its batch.
+        memory: most bytes of any rank.
+        load: of the experts of the worst layer.
+        exposed: seconds that some rank stood still for messages, by axis.
+    """
+
+    stop: bool
+    data_wait: float
+    memory: int
+    load: Load
+    exposed: dict[str, float]
+
+
+def agree(mesh: Mesh, load: Load, *, stop: bool, data_wait: float) -> Agreed:
+    """Let every rank know the largest value of any rank."""
+    waited = mesh.ledger.lap()
+    waits = [waited.get(axis, 0.0) for axis in AXES]
+    mine = torch.tensor(
+        [float(stop), data_wait, float(peak_memory(mesh.device)), *waits, *load],
+        dtype=torch.float64,
+        device=mesh.device,
+    )
+    mesh.world.all_reduce(mine, "step report", largest=True).wait()
+    stopped, wait, memory, *rest = mine.tolist()
+    exposed: dict[str, float] = {
+        axis: seconds for axis, seconds in zip(AXES, rest, strict=False) if seconds > 0
+    }
+    return Agreed(stopped > 0, wait, int(memory), Load(*rest[len(AXES) :]), exposed)
+
+
+@dataclass
+class Meter:
+    """Turns what steps did into numbers worth showing.
+
+    Attributes:
+        run: resolved.
+        peak: of all ranks.
+        losses: of every step so far.
+        seconds: of every step so far.
+        memory: most bytes of any rank so far.
+    """
+
+    run: Run
+    peak: Peak
+    losses: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    memory: int = 0
+    _recent: deque[float] = field(default_factory=lambda: deque(maxlen=20))
+
+    @property
+    def flops_per_token(self) -> float:
+        """FLOP that the model needs for one token, the causal half of attention counted."""
+        return flops_per_token(self.run.model, self.run.recipe.seq, causal=True)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Over all ranks, from the median step."""
+        return self.run.recipe.tokens_per_step / statistics.median(self.seconds)
+
+    @property
+    def convention(self) -> str:
+        """How utilization was counted, or why there is none."""
+        if self.peak.flops is None:
+            return self.peak.source
+        return f"{describe_convention(causal=True)}; {self.peak.source}"
+
+    def utilization(self, tokens_per_second: float) -> tuple[float | None, float | None]:
+        """MFU and HFU, or nothing where the peak is unknown."""
+        if self.peak.flops is None:
+            return None, None
+        found = utilization(
+            self.run.model,
+            self.run.recipe.seq,
+            tokens_per_second,
+            self.peak.flops,
+            self.run.layout.recompute,
+        )
+        return found.mfu, found.hfu
+
+    def measure(
+        self, step: int, result: StepResult, seconds: float, agreed: Agreed, rate: float
+    ) -> StepMetrics:
+        """Take note of one step.
+
+        Args:
+            step: from 0.
+            result: what it did.
+            seconds: how long it took.
+            agreed: what all ranks know of it.
+            rate: the learning rate it used.
+        """
+        self.losses.append(result.loss)
+        self.seconds.append(seconds)
+        self._recent.append(seconds)
+        self.memory = max(self.memory, agreed.memory)
+        tokens = self.run.recipe.tokens_per_step
+        mfu, hfu = self.utilization(tokens / seconds)
+        last = self.run.recipe.last_step
+        return StepMetrics(
+            step=step + 1,
+            steps=last,
+            loss=result.loss,
+            grad_norm=result.grad_norm,
+            learning_rate=rate,
+            tokens=tokens,
+            seconds=seconds,
+            tokens_per_second=tokens / seconds,
+            flops_per_second=tokens / seconds * self.flops_per_token,
+            mfu=mfu,
+            hfu=hfu,
+            data_wait_seconds=agreed.data_wait,
+            exposed_seconds=agreed.exposed,
+            peak_bytes=self.memory,
+            skipped=result.skipped,
+            loss_scale=result.loss_scale,
+            expert_load=agreed.load.busiest if self.run.model.is_moe else None,
+            expert_dropped=agreed.load.dropped if self.run.model.is_moe else None,
+            seconds_left=(last - step - 1) * statistics.median(self._recent),
+        )
+
+
+def time_split(engine: Engine, total: float, data_wait: float) -> dict[str, float]:
+    """Where `total` seconds of training went, mean over ranks; every rank calls it.
+
+    Waiting is time in which a rank stood still for messages along an axis; what hides behind
+    computation is not in it. The optimizer is counted without its waits for the global norm.
+    """
+    waited, spans = engine.mesh.ledger.waited, engine.recorder.seconds
+    axes = [waited.get(axis, 0.0) for axis in AXES]
+    optimizer = spans.get("optimizer", 0.0)
+    compute = max(total - sum(axes) - optimizer - data_wait, 0.0)
+    mine = torch.tensor([compute, *axes, optimizer, data_wait], dtype=torch.float64)
+    values = _mean(mine.to(engine.mesh.device), engine.mesh)
+    names = ("compute", *(f"waiting for {axis}" for axis in AXES), "optimizer", "reading batches")
+    return {name: value for name, value in zip(names, values, strict=True) if value > 0}
+
+
+def _mean(values: Tensor, mesh: Mesh) -> list[float]:
+    mesh.world.all_reduce(values, "time split").wait()
+    return (values / mesh.world.size).tolist()
+
+
+def from_rank_0(value: object, mesh: Mesh) -> object:
+    """A small value that rank 0 decides and every rank needs."""
+    box = [value]
+    if mesh.world.size > 1:
+        dist.broadcast_object_list(box, src=0, device=mesh.device)
+    return box[0]

@@ -1,0 +1,256 @@
+"""The folder of one run: what was asked, what happened, and the checkpoints to go on from.
+
+    runs/<name>/run.toml       every value, resolved
+                env.json       versions, hardware, layout, git commit
+                metrics.jsonl  one object per step
+                timeline.json  opens in Perfetto
+                checkpoints/   step-00000100/ ...
+                summary.json
+
+One process at a time uses a folder: it holds a lock on the file `.lock` for as long as it lives.
+"""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from phalanx.core.errors import PhalanxError, RefusedError, UsageError, unknown
+from phalanx.core.run import Run
+from phalanx.core.timeline import Timeline
+from phalanx.trainer.run.report import StepMetrics, Summary
+
+LOCK = ".lock"
+WRITTEN_AT_ONCE = ("run.toml", "env.json", "metrics.jsonl", LOCK)
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Where one run is written. A value that pickles; the lock is held by whoever opened it."""
+
+    path: Path
+
+    @classmethod
+    @contextmanager
+    def create(cls, runs: Path, name: str = "") -> Iterator["RunDirectory"]:
+        """Make and lock the folder of a new run; take it away again if nothing came of it.
+
+        Args:
+            runs: the folder of all runs.
+            name: of this run; by default the time of day, `run-20260131-093000`.
+
+        Raises:
+            UsageError: the name is not that of one folder.
+            RefusedError: there is a run of that name, or the folder is in use.
+        """
+        path = runs / _checked(name) if name else _unused(runs)
+        with _writing(path):
+            path.mkdir(parents=True, exist_ok=True)
+        directory = cls(path)
+        with directory._locked():
+            directory._require_empty()
+            try:
+                yield directory
+            finally:
+                directory._remove_if_unused()
+
+    @classmethod
+    @contextmanager
+    def open_for_resume(cls, runs: Path, name: str = "") -> Iterator["RunDirectory"]:
+        """Lock the folder of a run that is to go on.
+
+        Args:
+            runs: the folder of all runs.
+            name: of the run; by default the one that was written to last.
+
+        Raises:
+            UsageError: there is no such run.
+            RefusedError: it is in use.
+        """
+        directory = cls(find_run(runs, name))
+        with directory._locked():
+            yield directory
+
+    @property
+    def name(self) -> str:
+        """What the run is called."""
+        return self.path.name
+
+    @property
+    def run_file(self) -> Path:
+        """Every value of the run, resolved."""
+        return self.path / "run.toml"
+
+    @property
+    def metrics_file(self) -> Path:
+        """One JSON object per step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def summary_file(self) -> Path:
+        """What the last session came to."""
+        return self.path / "summary.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints; it need not exist."""
+        return self.path / "checkpoints"
+
+    def write_run(self, run: Run) -> None:
+        """Write the run file."""
+        write_text(self.run_file, run.to_toml())
+
+    def write_environment(self, environment: Mapping[str, Any]) -> None:
+        """Write what the run runs on; what earlier sessions ran on stays below it."""
+        path = self.path / "env.json"
+        earlier: list[Any] = []
+        with suppress(OSError, ValueError, AttributeError):
+            before = json.loads(path.read_text(encoding="utf-8"))
+            earlier = [*before.pop("earlier", []), before]
+        document = {"schema": 1, **environment, "earlier": earlier}
+        write_text(path, json.dumps(document, indent=2) + "\n")
+
+    def write_step(self, metrics: StepMetrics) -> None:
+        """Add one line to the metrics, at once."""
+        line = json.dumps(metrics.to_json(), allow_nan=False) + "\n"
+        with _writing(self.metrics_file), self.metrics_file.open("a", encoding="utf-8") as file:
+            file.write(line)
+
+    def forget_after(self, step: int) -> None:
+        """Drop the metrics of later steps, which are about to be done again, and torn lines."""
+        if not self.metrics_file.exists():
+            return
+        lines = self.metrics_file.read_text(encoding="utf-8", errors="replace").splitlines()
+        kept = [line for line in lines if 0 < _step_of(line) <= step]
+        write_text(self.metrics_file, "".join(line + "\n" for line in kept))
+
+    def write_timeline(self, timeline: Timeline) -> None:
+        """Write the spans of one step as a Chrome trace."""
+        write_text(self.path / "timeline.json", json.dumps(timeline.chrome_trace()))
+
+    def write_summary(self, summary: Summary) -> None:
+        """Write what the session came to."""
+        text = json.dumps(summary.to_json(), indent=2, allow_nan=False)
+        write_text(self.summary_file, text + "\n")
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with _writing(self.path):
+            descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
+            os.close(descriptor)
+            raise RefusedError(
+                f"{self.path} is in use by process {owner}; wait for it to end, "
+                "or give this run another --name"
+            ) from None
+        try:
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"{os.getpid()}\n".encode())
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _require_empty(self) -> None:
+        if self.run_file.exists():
+            raise RefusedError(
+                f"{self.path} already holds a run; go on with it by --resume auto "
+                f"--name {self.name}, or give this run another --name"
+            )
+        strangers = sorted(p.name for p in self.path.iterdir() if p.name != LOCK)
+        if strangers:
+            (self.path / LOCK).unlink()
+            raise RefusedError(
+                f"{self.path} is not a run and is not empty (it has {strangers[0]}); "
+                "give this run another --name"
+            )
+
+    def _remove_if_unused(self) -> None:
+        """Remove our files if no step was taken and nothing was saved, and only then."""
+        if self.metrics_file.exists() and self.metrics_file.stat().st_size:
+            return
+        with suppress(OSError):
+            if self.checkpoints.exists():
+                self.checkpoints.rmdir()
+            if {p.name for p in self.path.iterdir()} <= set(WRITTEN_AT_ONCE):
+                for name in WRITTEN_AT_ONCE:
+                    (self.path / name).unlink(missing_ok=True)
+                self.path.rmdir()
+
+
+def find_run(runs: Path, name: str = "") -> Path:
+    """The folder of a run: by name, or the one that was written to last.
+
+    Raises:
+        UsageError: there is none.
+    """
+    known = [file.parent for file in runs.glob("*/run.toml")]
+    if not known:
+        raise UsageError(f"there is no run in {runs} to resume; leave out --resume to start one")
+    if not name:
+        return max(known, key=_last_written)
+    if runs / _checked(name) not in known:
+        raise unknown(f"run in {runs}", name, [path.name for path in known])
+    return runs / name
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file so that whoever looks sees the old text or the new one, never half of it."""
+    draft = path.with_name(f".{path.name}.tmp")
+    try:
+        with _writing(path):
+            with draft.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+    finally:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turn what the system says about a full disk or a forbidden folder into one line."""
+    try:
+        yield
+    except OSError as error:
+        raise PhalanxError(
+            f"cannot write {path}: {error.strerror}; make room or permit it there, "
+            "or choose another --runs-dir"
+        ) from error
+
+
+def _checked(name: str) -> str:
+    if name in ("", ".", "..") or Path(name).name != name or name.startswith("."):
+        raise UsageError(
+            f"--name {name!r} is not the name of one folder; --runs-dir says where runs are"
+        )
+    return name
+
+
+def _unused(runs: Path) -> Path:
+    name = time.strftime("run-%Y%m%d-%H%M%S")
+    path, number = runs / name, 2
+    while path.exists():
+        path, number = runs / f"{name}-{number}", number + 1
+    return path
+
+
+def _last_written(path: Path) -> float:
+    files = [path / "run.toml", path / "metrics.jsonl"]
+    return max(file.stat().st_mtime for file in files if file.exists())
+
+
+def _step_of(line: str) -> int:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return -1

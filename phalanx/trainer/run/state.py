@@ -1,0 +1,151 @@
+"""What a checkpoint holds of a run, and how a run takes it up again under any layout."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phalanx.core.errors import UsageError
+from phalanx.trainer.checkpoint import Checkpoint, Piece
+from phalanx.trainer.engine.optimizer import Optimizer
+from phalanx.trainer.engine.step import Engine
+from phalanx.trainer.engine.unit import Slot, Unit
+from phalanx.trainer.precision.history import KINDS, LENGTH
+
+AMAX = "amax"
+FIXED = ("seed", "seq", "batch", "corpus")  # what decides which tokens come next
+
+
+def progress(engine: Engine, step: int, corpus: str) -> dict[str, Any]:
+    """Everything that is not a tensor: how far the run is, and what decides what comes next.
+
+    The sample order, dropout and initial weights are functions of the seed and the step, so no
+    generator's state has to be kept.
+    """
+    recipe = engine.run.recipe
+    return {
+        "step": step,
+        "updates": engine.optimizer.updates,
+        "amax_steps": engine.arithmetic.history.steps,
+        "loss_scale": [engine.loss_scale.value, engine.loss_scale.clean],
+        "seed": recipe.seed,
+        "seq": recipe.seq,
+        "batch": recipe.batch,
+        "corpus": corpus,
+        "layout": str(engine.run.layout),
+    }
+
+
+def own_pieces(engine: Engine) -> list[Piece]:
+    """What this rank saves: over all ranks, each element of each tensor once."""
+    pieces: list[Piece] = []
+    for sharded in engine.units:
+        unit = sharded.unit
+        fields = {"weight": unit.master, **engine.optimizer.moments(unit)}
+        for slot, start, stop in unit.own_pieces():
+            pieces += _pieces(unit, slot, (start, stop), fields)
+    mesh = engine.mesh
+    first = mesh.data.index == mesh.tensor.index == mesh.twins.index == 0
+    return [*pieces, *_biases(engine), *_amaxes(engine)] if first else pieces
+
+
+def _biases(engine: Engine) -> Iterator[Piece]:
+    """What evens out the load of experts: whole on every rank that has the layer."""
+    for router in engine.balancer.routers:
+        shape = tuple(router.bias.shape)
+        yield Piece(
+            name=f"{router.prefix}.bias",
+            field="weight",
+            shape=shape,
+            offsets=(0,),
+            sizes=shape,
+            start=0,
+            stop=shape[0],
+            data=router.bias,
+        )
+
+
+def _amaxes(engine: Engine) -> Iterator[Piece]:
+    """What delayed scaling remembers: the same on the ranks that share a stage."""
+    history = engine.arithmetic.history
+    for name in history.names:
+        yield _amax_piece(name, history.of_name(name).flatten())
+
+
+def _amax_piece(name: str, data: Tensor) -> Piece:
+    shape = (LENGTH, len(KINDS))
+    return Piece(f"{name}.weight", AMAX, shape, (0, 0), shape, 0, len(data), data)
+
+
+def restore(engine: Engine, checkpoint: Checkpoint, corpus: str) -> int:
+    """Take up a checkpoint: weights, optimizer state, how far it was.
+
+    Returns:
+        The step to go on with.
+
+    Raises:
+        UsageError: the run would not see the samples that come next.
+        CheckpointError: a tensor is missing or of another shape.
+    """
+    state = checkpoint.state
+    now = progress(engine, 0, corpus)
+    for key in FIXED:
+        if state[key] != now[key]:
+            what = "the corpus" if key == "corpus" else f"recipe.{key}={state[key]}"
+            raise UsageError(
+                f"{checkpoint.path} was made with {what}, and this run has another; "
+                f"resume with the same, or start a new run"
+            )
+    engine.optimizer.updates = int(state["updates"])
+    if engine.loss_scale.dynamic and "loss_scale" in state:
+        engine.loss_scale.value, engine.loss_scale.clean = state["loss_scale"]
+    _restore_amaxes(engine, checkpoint)
+    for sharded in engine.units:
+        unit = sharded.unit
+        moments = _saved_moments(checkpoint, engine.optimizer, unit)
+        checkpoint.read(_wanted(unit, {"weight": unit.master, **moments}))
+        engine.optimizer.restore(unit, moments)
+        sharded.publish()
+    checkpoint.read(_biases(engine))
+    return int(state["step"])
+
+
+def _restore_amaxes(engine: Engine, checkpoint: Checkpoint) -> None:
+    """Go on with the scales of a run; one that had others, or none, calibrates first."""
+    history = engine.arithmetic.history
+    if not all(AMAX in checkpoint.fields(f"{name}.weight") for name in history.names):
+        return
+    for name in history.names:
+        data = torch.empty(LENGTH * len(KINDS), device=engine.mesh.device)
+        checkpoint.read([_amax_piece(name, data)])
+        history.of_name(name).copy_(data.view(LENGTH, -1))
+    history.take_up(int(checkpoint.state.get("amax_steps", 0)))
+
+
+def _saved_moments(checkpoint: Checkpoint, optimizer: Optimizer, unit: Unit) -> dict[str, Tensor]:
+    saved = checkpoint.fields(unit.slots[0].declaration.name)
+    return {name: m for name, m in optimizer.no_moments(unit).items() if name in saved}
+
+
+def _wanted(unit: Unit, fields: dict[str, Tensor]) -> Iterator[Piece]:
+    for slot, start, stop in unit.pieces(unit.low, unit.high):
+        yield from _pieces(unit, slot, (start, stop), fields)
+
+
+def _pieces(
+    unit: Unit, slot: Slot, span: tuple[int, int], fields: dict[str, Tensor]
+) -> Iterator[Piece]:
+    """One stretch of the unit's vector in every field; the data are views."""
+    start, stop = span
+    for field, values in fields.items():
+        yield Piece(
+            name=slot.declaration.name,
+            field=field,
+            shape=slot.declaration.shape,
+            offsets=slot.box.offsets,
+            sizes=slot.box.sizes,
+            start=start - slot.start,
+            stop=stop - slot.start,
+            data=values[start - unit.low : stop - unit.low],
+        )

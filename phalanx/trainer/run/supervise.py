@@ -1,0 +1,230 @@
+"""Watches over the ranks of one machine with torchelastic: starts them, passes signals on."""
+
+import json
+import logging
+import os
+import signal
+import socket
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+)
+
+from phalanx.core import errors
+from phalanx.core.errors import PhalanxError
+from phalanx.trainer.run.worker import FIRST_FAILURE, Entry, work
+
+INTERRUPTED = 75
+POLL_SECONDS = 0.1
+HUMAN_SECONDS = 0.5  # two interrupts closer than this are one, heard twice
+LOOPBACK = "127.0.0.1"
+
+
+class WorkerCrashError(PhalanxError):
+    """A rank ended in a way that nobody foresaw; the message has its traceback, or its signal."""
+
+
+def supervise(
+    entry: Entry, args: tuple[Any, ...], ranks: int, on_stop: Callable[[], None] | None
+) -> int:
+    """Start the ranks and stay until the last has ended; see `launch.launch`."""
+    with (
+        tempfile.TemporaryDirectory(prefix="phalanx-", ignore_cleanup_errors=True) as notes,
+        _without_logs("torch.distributed.elastic", "torch.multiprocessing"),
+        _listening() as requests,
+        ThreadPoolExecutor(max_workers=1) as pool,
+    ):
+        agent = _agent(entry, args, ranks, notes)
+        # Outside the main thread torchelastic leaves signals alone: its own way of handling them
+        # kills workers that are still saving after 30 seconds.
+        outcome = pool.submit(agent.run)
+        _wait(outcome, agent, requests, on_stop)
+        if requests.hurried:
+            return INTERRUPTED
+        result = outcome.result()
+        if result.is_failed():
+            if requests.stop and _ended_unheard(result):
+                return INTERRUPTED
+            raise _failure(result, Path(notes))
+        return max(int(code or 0) for code in result.return_values.values())
+
+
+class _Loopback(RendezvousHandler):
+    """A meeting point for the ranks of this machine that no other machine can reach.
+
+    Every meeting has a store of its own, so that after a restart nobody finds the addresses of
+    the dead.
+    """
+
+    def __init__(self) -> None:
+        self._run_id = uuid.uuid4().hex
+        self._store: TCPStore | None = None
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def get_backend(self) -> str:
+        return "loopback"
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        listener = socket.create_server((LOOPBACK, 0), backlog=1024)
+        port = listener.getsockname()[1]
+        self._store = TCPStore(
+            LOOPBACK,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+        return RendezvousInfo(self._store, 0, 1, RendezvousStoreInfo(LOOPBACK, port))
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        """Nobody else could join."""
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        return True
+
+
+def _agent(entry: Entry, args: tuple[Any, ...], ranks: int, notes: str) -> LocalElasticAgent:
+    spec = WorkerSpec(
+        role="phalanx",
+        local_world_size=ranks,
+        entrypoint=work,
+        args=(entry, args),
+        rdzv_handler=_Loopback(),
+        max_restarts=0,
+        monitor_interval=POLL_SECONDS,
+    )
+    return LocalElasticAgent(spec, DefaultLogsSpecs(log_dir=notes), start_method="forkserver")
+
+
+class _Requests:
+    """The signals that asked the launcher to stop."""
+
+    def __init__(self) -> None:
+        self.stop = False
+        self.hurried = False
+        self._interrupted_at = 0.0
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """Remember a signal; only somebody at a keyboard sends two interrupts."""
+        self.stop = True
+        if number == signal.SIGINT:
+            now = time.monotonic()
+            self.hurried |= 0.0 < self._interrupted_at < now - HUMAN_SECONDS
+            self._interrupted_at = self._interrupted_at or now
+
+
+@contextmanager
+def _listening() -> Iterator[_Requests]:
+    requests = _Requests()
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = {number: signal.signal(number, requests.note) for number in numbers}
+    try:
+        yield requests
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _wait(
+    outcome: "Future[RunResult]",
+    agent: LocalElasticAgent,
+    requests: _Requests,
+    on_stop: Callable[[], None] | None,
+) -> None:
+    passed_on = killed = False
+    while not outcome.done():
+        wait([outcome], timeout=POLL_SECONDS)
+        if requests.stop and not passed_on and (passed_on := _send(agent, signal.SIGTERM)):
+            if on_stop is not None:
+                on_stop()
+        elif requests.hurried and not killed:
+            killed = _send(agent, signal.SIGKILL)
+
+
+def _send(agent: LocalElasticAgent, number: signal.Signals) -> bool:
+    """Signal every worker; False while they have not all been started."""
+    workers = agent.get_worker_group().workers
+    if not workers or any(worker.id is None for worker in workers):
+        return False
+    for worker in workers:
+        try:
+            os.kill(worker.id, number)
+        except ProcessLookupError:
+            continue
+    return True
+
+
+def _ended_unheard(result: RunResult) -> bool:
+    """Whether the request to stop came before the ranks listened for it."""
+    return any(failure.exitcode == -signal.SIGTERM for failure in result.failures.values())
+
+
+def _failure(result: RunResult, notes: Path) -> PhalanxError:
+    """Why the run failed: the first rank's own words, unless one was struck dumb by a signal."""
+    rank, first = min(result.failures.items(), key=lambda item: item[1].timestamp)
+    if first.exitcode < 0 and first.exitcode != -signal.SIGTERM:
+        return WorkerCrashError(_epitaph(rank, -first.exitcode))
+    found = next(iter(sorted(notes.glob(f"*/*/{FIRST_FAILURE}"))), None)
+    if found is None:
+        return WorkerCrashError(f"rank {rank} ended with exit code {first.exitcode}")
+    note = json.loads(found.read_text(encoding="utf-8"))
+    if note["kind"] == "crash":
+        return WorkerCrashError(f"rank {note['rank']} crashed:\n{note['message'].rstrip()}")
+    kind = getattr(errors, note["kind"], PhalanxError)
+    error: PhalanxError = kind(note["message"])
+    error.exit_code = note["exit_code"]
+    return error
+
+
+def _epitaph(rank: int, number: int) -> str:
+    name = signal.Signals(number).name
+    if number != signal.SIGKILL:
+        return f"rank {rank} was ended by {name}"
+    return (
+        f"rank {rank} was ended by {name}, as the system does when memory runs out; "
+        "a smaller layout.mb, recompute=full or a smaller model needs less"
+    )
+
+
+@contextmanager
+def _without_logs(*names: str) -> Iterator[None]:
+    """Keep a library's log off the screen: what it knows comes back in the result."""
+    loggers = [logging.getLogger(name) for name in names]
+    before = [logger.propagate for logger in loggers]
+    silence = logging.NullHandler()
+    for logger in loggers:
+        logger.propagate = False
+        logger.addHandler(silence)
+    try:
+        yield
+    finally:
+        for logger, propagate in zip(loggers, before, strict=True):
+            logger.propagate = propagate
+            logger.removeHandler(silence)

@@ -1,0 +1,249 @@
+"""What every rank does before and after its work: join the others, listen for a stop, say why not.
+
+A rank is started by `phalanx.trainer.run.launch` on one machine, or by torchrun on many; either way
+it finds its number in the environment variables that torchelastic sets.
+"""
+
+import errno
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing import connection, parent_process
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from phalanx.core.errors import PhalanxError
+
+FIRST_FAILURE = "first-failure.json"
+PEER_GRACE_SECONDS = 3.0  # for ranks whose neighbour has failed to notice it by themselves
+ECHO_SECONDS = 1.0
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+Entry = Callable[..., int]
+
+
+class StopSignal:
+    """Whether somebody asked this process to save and stop.
+
+    Every rank hears the request at its own moment: agree on it (a maximum over all ranks) before
+    acting on it, so that all of them stop after the same step.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def listen(self, *, interrupts: bool) -> None:
+        """Take SIGTERM as a request, and SIGINT too where nobody translates it for us.
+
+        Call it from the main thread. Signals that arrived since the process was born were held
+        back, and are delivered now.
+        """
+        signal.signal(signal.SIGTERM, self._note)
+        signal.signal(signal.SIGINT, self._note if interrupts else signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.requested = True
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One rank of a run, joined with the others.
+
+    Attributes:
+        rank: among all ranks.
+        ranks: how many there are.
+        local_rank: among the ranks of this machine.
+        local_ranks: how many this machine has.
+        device: where its tensors live.
+        stop: whether it was asked to save and stop.
+    """
+
+    rank: int
+    ranks: int
+    local_rank: int
+    local_ranks: int
+    device: torch.device
+    stop: StopSignal
+
+
+def work(entry: Entry, args: tuple[Any, ...]) -> int:
+    """Be one rank that `launch` started: join, work, and leave a note if it fails.
+
+    Args:
+        entry: called as `entry(worker, *args)`; what it returns becomes the exit code.
+        args: must pickle.
+    """
+    _watch_the_others()
+    try:
+        return work_here(entry, args, interrupts=False)
+    except BaseException as error:
+        leave_a_note(error)
+        _exit(exit_code(error))
+
+
+def work_here(entry: Entry, args: tuple[Any, ...], *, interrupts: bool = True) -> int:
+    """Be one rank in this very process, as torchrun wants it.
+
+    Args:
+        entry: called as `entry(worker, *args)`; its result is returned.
+        args: for `entry`.
+        interrupts: Ctrl-C reaches this process itself, and means: save and stop.
+    """
+    stop = StopSignal()
+    stop.listen(interrupts=interrupts)
+    worker = _join(stop)
+    code = entry(worker, *args)
+    dist.destroy_process_group()
+    return code
+
+
+def init_process_group(
+    local_ranks: int, timeout: timedelta = timedelta(minutes=10)
+) -> torch.device:
+    """Join the other ranks: NCCL if this machine has a GPU for each of its ranks, else gloo.
+
+    Args:
+        local_ranks: of this machine.
+        timeout: after which a collective that somebody never joined is an error.
+
+    Returns:
+        The device of this rank.
+    """
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if int(os.environ.get("WORLD_SIZE", "1")) == local_ranks:
+        _stay_on_loopback()
+    if torch.cuda.device_count() < local_ranks:
+        dist.init_process_group("gloo", timeout=timeout)
+        return torch.device("cpu")
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    dist.init_process_group("cpu:gloo,cuda:nccl", timeout=timeout, device_id=device)
+    return device
+
+
+def num_cores() -> int:
+    """CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _join(stop: StopSignal) -> Worker:
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    # torchrun sets OMP_NUM_THREADS=1, and a forked process has read it already: say it to torch
+    torch.set_num_threads(max(1, num_cores() // local_ranks))
+    device = init_process_group(local_ranks)
+    return Worker(
+        rank=dist.get_rank(),
+        ranks=dist.get_world_size(),
+        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+        local_ranks=local_ranks,
+        device=device,
+        stop=stop,
+    )
+
+
+def _stay_on_loopback() -> None:
+    """Keep gloo off the network when all ranks are on this machine, unless told otherwise."""
+    names = [name for _, name in socket.if_nameindex()]
+    loopback = next((name for name in ("lo", "lo0") if name in names), None)
+    if loopback is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+
+
+def _watch_the_others() -> None:
+    """End this process when its launcher dies, or when another rank has failed.
+
+    A rank that waits in a collective for a dead one may never return: NCCL does not notice. And a
+    launcher that is killed can tell nobody.
+    """
+    launcher = parent_process()
+    if launcher is not None:
+        watch = threading.Thread(target=_watch, args=(launcher.sentinel,), daemon=True)
+        watch.start()
+
+
+def _watch(launcher: int) -> None:
+    note = _notes() / FIRST_FAILURE
+    while not note.exists():
+        if connection.wait([launcher], timeout=0.5):
+            os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(PEER_GRACE_SECONDS)
+    _exit(1)
+
+
+def _notes() -> Path:
+    """Where the ranks of one launch leave word: torchelastic gives each a file one level below."""
+    return Path(os.environ["TORCHELASTIC_ERROR_FILE"]).parent.parent
+
+
+def leave_a_note(error: BaseException) -> bool:
+    """Write why this rank failed, where its launcher or torchrun looks for it.
+
+    A crash waits a moment before it speaks: it may only be the echo of a failure elsewhere.
+
+    Returns:
+        Whether this was the first rank of this machine to fail; only that one need be shown.
+    """
+    message, kind = describe(error), type(error).__name__
+    if message is None:
+        message, kind = traceback.format_exc(), "crash"
+        time.sleep(ECHO_SECONDS)
+    if not os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        return True
+    rank = os.environ.get("RANK", "0")
+    note = {"rank": int(rank), "kind": kind, "message": message, "exit_code": exit_code(error)}
+    draft = _notes() / f"failure-{rank}.json"
+    try:
+        _tell_torchelastic(message)
+        draft.write_text(json.dumps(note), encoding="utf-8")
+        os.link(draft, _notes() / FIRST_FAILURE)
+    except OSError:  # another was first, or there is no room even for this
+        return False
+    return True
+
+
+def describe(error: BaseException) -> str | None:
+    """An error that a user can mend, as one line; None for a mistake of ours, which is a crash.
+
+    Besides our own errors these are refusals of the system: no such file, no permission, no room.
+    """
+    if isinstance(error, PhalanxError):
+        return str(error)
+    if not isinstance(error, OSError) or error.strerror is None:
+        return None
+    if error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return error.strerror if error.errno in (errno.ENOSPC, errno.EDQUOT) else None
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code that says what kind of error it was."""
+    return error.exit_code if isinstance(error, PhalanxError) else 1
+
+
+def _tell_torchelastic(message: str) -> None:
+    """Fill the file from which torchrun takes the text of its table of failures."""
+    extra = {"py_callstack": message, "timestamp": str(int(time.time()))}
+    report = {"message": {"message": message, "extraInfo": extra}}
+    Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps(report), encoding="utf-8")
+
+
+def _exit(code: int) -> NoReturn:
+    """Leave at once: other ranks are gone, and waiting for them would never end."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

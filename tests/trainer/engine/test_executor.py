@@ -1,0 +1,145 @@
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from phalanx.core.run import Run
+from phalanx.core.timeline import Timeline
+from phalanx.oracle.cases import Question
+from phalanx.oracle.pool import RankPool
+from phalanx.oracle.verify import Case
+from phalanx.trainer.engine.executor import Executor
+from phalanx.trainer.engine.step import (
+    Engine,
+    build_engine,
+    count_valid,
+    forward_backward,
+    micro_batches,
+)
+from phalanx.trainer.parallel.mesh import build_mesh
+
+CPU = torch.device("cpu")
+
+
+class Trace(NamedTuple):
+    """What a rank did in one pass.
+
+    Attributes:
+        computed: its computations, in order.
+        row: its row of the schedule, without messages.
+        held: tensors left in the executor afterwards.
+        loss: summed, if this rank holds the last stage.
+    """
+
+    computed: list[str]
+    row: list[str]
+    held: int
+    loss: float
+
+
+def engine_of(run: Run) -> Engine:
+    return build_engine(run, build_mesh(run.layout, CPU))
+
+
+def one_pass(run: Run) -> Trace:
+    """All forwards and backwards of one step."""
+    engine = engine_of(run)
+    engine.recorder.keeps_spans = True
+    batches = micro_batches(engine, 0, Case(run).stream().batch(0, engine.positions()))
+    executor = engine.executor
+    loss = executor.run(batches, 1 / count_valid(engine, batches))
+    return Trace(
+        computed=[s.label for s in engine.recorder.spans if s.category == "compute"],
+        row=[str(action) for action in executor.row if action.kind.computes],
+        held=sum(len(left) for left in _left(executor)),
+        loss=loss.item(),
+    )
+
+
+def _left(executor: Executor) -> tuple[dict, ...]:
+    return executor._inputs, executor._outputs, executor._ready, executor._kept
+
+
+def messages_in_time(run: Run) -> tuple[set[str | None], dict[str, float], dict[str, float]]:
+    """Axes of messages that were seen under way; seconds of waiting by axis, seen and counted."""
+    engine = engine_of(run)
+    engine.recorder.keeps_spans = True
+    engine.mesh.ledger.clear()
+    forward_backward(engine, 0, Case(run).stream().batch(0, engine.positions()))
+    spans = engine.recorder.spans
+    under_way = [s for s in spans if s.axis and s.category == "communicate"]
+    waits = [s for s in spans if s.axis and s.category == "wait"]
+    for message, wait in zip(under_way, waits, strict=True):
+        assert message.label == wait.label
+        assert message.start <= wait.start <= wait.end == message.end
+    seen = Timeline("measured", tuple(spans)).exposed_by_axis()
+    return {message.axis for message in under_way}, seen, dict(engine.mesh.ledger.waited)
+
+
+@pytest.mark.ranks
+def test_messages_and_the_waits_for_them_are_seen_by_axis(ranks: RankPool) -> None:
+    run = Question("dp=2 pp=2 tp=2 zero=3 mb=2").case().run
+    for axes, seen, counted in ranks.run(8, messages_in_time, run):
+        assert axes == {"data", "pipeline", "tensor", "world"}
+        assert seen == pytest.approx(counted)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "pp=2 schedule=gpipe",
+        "pp=2",
+        "pp=3 mb=2",
+        "pp=2 v=2 schedule=interleaved",
+        "dp=2 zero=3",
+        "pp=2 schedule=zb-h1",
+        "dp=2 pp=2 schedule=zb-h2 zero=3",
+        "pp=2 schedule=zb-v",
+        "pp=2 schedule=dualpipe",
+        "pp=2 schedule=dualpipev",
+    ],
+)
+def test_a_rank_computes_its_row_and_keeps_nothing(ranks: RankPool, layout: str) -> None:
+    run = Question(layout).case().run
+    for trace in ranks.run(run.layout.ranks, one_pass, run):
+        assert trace.computed == trace.row
+        assert trace.held == 0
+
+
+@pytest.mark.ranks
+def test_only_the_last_stage_knows_the_loss(ranks: RankPool) -> None:
+    run = Question("pp=2").case().run
+    first, last = ranks.run(2, one_pass, run)
+    assert first.loss == 0
+    assert last.loss > 0
+
+
+def infer(run: Run) -> torch.Tensor | None:
+    """This rank's logits of the first sequence."""
+    engine = engine_of(run)
+    batches = micro_batches(engine, 0, Case(run).stream().batch(0, engine.positions()))
+    executor = engine.forward_executor(1, run.layout.mb, engine.executor_seq)
+    return executor.infer(batches[0])
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "pp=2",
+        "tp=2",
+        "pp=2 tp=2",
+        "pp=2 v=2 schedule=interleaved",
+        "pp=2 schedule=zb-v",
+        "pp=2 schedule=dualpipe",
+    ],
+)
+def test_logits_do_not_depend_on_the_layout(ranks: RankPool, layout: str) -> None:
+    (whole,) = ranks.run(1, infer, Question("dp=1").case().run)
+    run = Question(layout).case().run
+    parts = [part for part in ranks.run(run.layout.ranks, infer, run) if part is not None]
+    assert len(parts) == run.layout.tp
+    logits = torch.cat(parts, -1)
+    assert logits.shape == (32, 1, 96)
+    torch.testing.assert_close(logits, whole, rtol=1e-12, atol=1e-13)
