@@ -112,7 +112,7 @@ def paced(pool: RankPool, line: str, args: Namespace) -> Row:
     layout = Layout.parse(line)
     m = 2 * layout.pp
     schedule = lowered(layout, m, reduce_every=False)
-    seconds = args.ms / 1000 / layout.v
+    seconds = args.ms / 1000 / layout.chunks
     found = pool.run(layout.pp, sleep, schedule, seconds, args.rounds)
     hop = max(hop for _, hop in found)
     return compare(layout.schedule, schedule, [rounds for rounds, _ in found], hop)

@@ -26,7 +26,7 @@ from phalanx.core.model import ModelShape
 from phalanx.cost.flops import flops_per_token
 from phalanx.trainer.engine.step import forward_backward, update
 from phalanx.trainer.ops.kernels import times
-from phalanx.trainer.precision.dtypes import Precision
+from phalanx.trainer.precision.dtypes import Dtypes
 
 # what an event is spent on, by its own name or that of the nearest event around it
 KINDS = {
@@ -60,7 +60,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     run = run_of(args, f"dp=1 precision={args.precision}")
-    dtype = Precision.named(args.precision, torch.device("cpu")).compute
+    dtype = Dtypes.named(args.precision, torch.device("cpu")).compute
     rates = product_rates(run.model, args.mb * args.seq, dtype, args.rounds)
     trainer = Trainer(run)
     trainer()

@@ -40,7 +40,7 @@ def run(args: Namespace) -> int:
     import torch
 
     from phalanx.trainer.model.huggingface import export_hf
-    from phalanx.trainer.precision.dtypes import Precision
+    from phalanx.trainer.precision.dtypes import Dtypes
 
     home = _home(args.source)
     run = load_run(home / "run.toml")
@@ -50,7 +50,7 @@ def run(args: Namespace) -> int:
             "experts of this run are balanced by biases, which no model of Transformers that we "
             "write has a place for; train with recipe.balance_speed=0 to convert"
         )
-    dtype = Precision.named(args.precision, torch.device("cpu")).compute
+    dtype = Dtypes.named(args.precision, torch.device("cpu")).compute
     with _checkpoint(args.source) as checkpoint:
         family = export_hf(checkpoint.tensor, shape, args.folder, dtype)
         step = checkpoint.step

@@ -18,6 +18,7 @@ from phalanx.core.cluster import Cluster
 from phalanx.core.errors import RefusedError, UsageError, divisors
 from phalanx.core.estimate import Estimate
 from phalanx.core.layout import Layout
+from phalanx.core.precision import Precision
 from phalanx.core.run import Recipe, Run
 from phalanx.core.units import parse_bytes, parse_count, show_count
 from phalanx.cost.practice import PRACTICES
@@ -90,7 +91,7 @@ def _request(args: Namespace) -> tuple[Request, tuple[str, ...]]:
         seq=args.seq,
         batch=batch,
         limits={key: values for key, values in limits.items() if key != "precision"},
-        precision="bf16" if precisions[0] == "auto" else precisions[0],
+        precision=Precision.parse(precisions[0]).on("bf16"),
         practice=PRACTICES[args.program],
         top=args.top,
     )

@@ -4,12 +4,13 @@ A layout prints and parses as one line: `dp=2 pp=2 tp=2 zero=3 schedule=interlea
 Ranks are numbered with tp fastest, then cp, pp, and dp outermost.
 """
 
-import re
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from phalanx.core.errors import RefusedError, UsageError, divisors, shorten, unknown
-from phalanx.core.precision import formats
+from phalanx.core.offload import STAYS, Offload
+from phalanx.core.precision import AUTO, Precision
+from phalanx.core.recompute import NONE, Recompute
 
 # What the planner can price; phalanx/trainer/run/limits.py names what the trainer runs of it.
 SCHEDULES = (
@@ -24,12 +25,6 @@ SCHEDULES = (
     "pipedream",
 )
 FOLDED = ("zb-v", "dualpipev")  # their two chunks per rank form a V
-RECOMPUTE = ("none", "selective", "full")
-# Or full:k, which keeps the input of every k-th block only (Chen et al. 2016, arXiv:1604.06174).
-# Or some parts of a block, joined by +: selective is core; operators is every cheap operator and
-# every second product, as selective checkpointing per operator does it.
-OFFLOADS = ("activations", "optimizer", "nvme")
-RECOMPUTE_PARTS = ("core", "norms", "mlp", "activation", "latent", "experts", "operators")
 CONTEXTS = ("ring", "gather", "ulysses")
 
 
@@ -44,30 +39,35 @@ class Coordinates(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """One way to cut a step over dp x pp x cp x tp ranks.
+    """One way to cut a step over dp x pp x cp x tp ranks: what was asked, and nothing else.
+
+    What follows from it is a property. So a layout keeps its meaning when one of its keys is
+    changed by `dataclasses.replace`. Words may stand for the types of their keys.
+
+    Example:
+        >>> replace(Layout(tp=1), tp=2).sequence_parallel
+        True
 
     Attributes:
         dp, pp, tp, cp, ep: degrees; ep borrows ranks from dp x cp and is not a factor.
         zero: what data-parallel ranks shard: 0 nothing, 1 optimizer, 2 gradients, 3 weights.
-        shard: how many dp ranks share one sharded copy (HSDP); 0 means all of dp.
-        v: chunks of layers per pipeline rank; 0 means as few as the schedule can have.
+        shard: how many dp ranks share one sharded copy (HSDP); 0 means all of dp, see `shards`.
+        v: chunks of layers per pipeline rank; 0 means as few as the schedule can have, see
+            `chunks`.
         schedule: the order of micro-batches over the pipeline: a name, or the path of a CSV file
             with one line of actions per rank.
         mb: sequences per micro-batch.
         stages: layers of each of the p v stages; empty means as even as possible. The first and
             the last may hold none, only the embedding or the head.
-        recompute: which activations are computed again in backward; a mode, full:k for segments
-            of k blocks, or parts as in mlp+norms.
-        offload: what leaves the device between its uses: activations, optimizer (master weights,
-            moments and gradients, with their update), or nvme (these and the weights, in files);
-            joined by +.
+        recompute: which activations are computed again in backward.
+        offload: what leaves the device between its uses.
         reshard: under zero=3, whether gathered weights are let go after forward; else they stay
             until the last backward of the step.
         logits: tokens whose logits are alive at once, in the loss; 0 means all, from forward to
             backward.
-        precision: of the matrix products; "auto" is bf16 on GPU and fp32 on CPU. See
-            `core.precision`.
-        sp: split the regions that tp leaves whole along the sequence; None means where tp > 1.
+        precision: of the matrix products; "auto" is bf16 on GPU and fp32 on CPU.
+        sp: split the regions that tp leaves whole along the sequence; None means where tp > 1,
+            see `sequence_parallel`.
         compile: have torch.compile fuse the operations of each block.
         optimistic: move the weights before the global norm is known, and take it back where that
             says so.
@@ -86,41 +86,54 @@ class Layout:
     schedule: str = "1f1b"
     mb: int = 1
     stages: tuple[int, ...] = ()
-    recompute: str = "none"
-    offload: str = "none"
+    recompute: Recompute = NONE
+    offload: Offload = STAYS
     reshard: bool = True
     logits: int = 0
-    precision: str = "auto"
+    precision: Precision = AUTO
     sp: bool | None = None
     compile: bool = False
     optimistic: bool = False
     context: str = "ring"
 
     def __post_init__(self) -> None:
-        """Resolve defaults and reject values that no model could make right."""
-        object.__setattr__(self, "v", self.v or (2 if self.schedule in FOLDED else 1))
-        for key in ("dp", "pp", "tp", "cp", "ep", "v", "mb"):
+        """Read words, and reject values that no model could make right."""
+        for key, kind in _TYPES.items():
+            value = getattr(self, key)
+            if isinstance(value, str):
+                object.__setattr__(self, key, kind.parse(value))
+        for key in ("dp", "pp", "tp", "cp", "ep", "mb"):
             if getattr(self, key) < 1:
                 raise UsageError(f"{key}={getattr(self, key)}; a degree is at least 1")
+        for key in ("shard", "v"):
+            if getattr(self, key) < 0:
+                raise UsageError(f"{key}={getattr(self, key)}; it is at least 1, or 0 for default")
         _one_of("zero", self.zero, (0, 1, 2, 3))
         if not self.schedule.endswith(".csv"):
             _one_of("schedule", self.schedule, SCHEDULES)
-        if self.offload != "none" and not set(self.offload.split("+")) <= set(OFFLOADS):
-            _one_of("offload", self.offload, ("none", *OFFLOADS))
         if self.logits < 0:
             raise UsageError(f"logits={self.logits}; it is a number of tokens, or 0 for all")
-        if not set(self.recompute.split("+")) <= set(RECOMPUTE_PARTS) and not self.segment:
-            modes = (*RECOMPUTE, "full:2", "full:3", "...", *RECOMPUTE_PARTS)
-            _one_of("recompute", self.recompute, modes)
-        formats(self.precision)
         _one_of("context", self.context, CONTEXTS)
-        object.__setattr__(self, "shard", self.shard or self.dp)
-        object.__setattr__(self, "sp", self.tp > 1 and self.sp is not False)
-        if self.shard < 1 or self.dp % self.shard:
+        if self.dp % self.shards:
             raise RefusedError(
                 f"shard={self.shard} does not divide dp={self.dp}; "
                 f"shard can be {shorten(divisors(self.dp))}"
             )
+
+    @property
+    def shards(self) -> int:
+        """How many dp ranks share one sharded copy: `shard`, or all of them."""
+        return self.shard or self.dp
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of layers per pipeline rank: `v`, or as few as the schedule can have."""
+        return self.v or (2 if self.schedule in FOLDED else 1)
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """Whether the regions that tp leaves whole are split along the sequence."""
+        return self.tp > 1 and self.sp is not False
 
     @property
     def ranks(self) -> int:
@@ -130,12 +143,12 @@ class Layout:
     @property
     def num_stages(self) -> int:
         """Slices of layers, p v."""
-        return self.pp * self.v
+        return self.pp * self.chunks
 
     @property
     def replicas(self) -> int:
         """Sharded copies of the model under HSDP: dp / shard."""
-        return self.dp // self.shard
+        return self.dp // self.shards
 
     @property
     def zero_stage(self) -> int:
@@ -145,36 +158,17 @@ class Layout:
     @property
     def sharers(self) -> int:
         """Ranks that share one sharded copy: cp ranks hold the same weights as well."""
-        return self.shard * self.cp
+        return self.shards * self.cp
 
     @property
     def sequence_parts(self) -> int:
         """Into how many parts activations are cut along the sequence."""
-        return self.cp * (self.tp if self.sp else 1)
+        return self.cp * (self.tp if self.sequence_parallel else 1)
 
     def padded_seq(self, seq: int) -> int:
         """The length that ranks compute with: whole parts, and two chunks on each cp rank."""
         unit = self.sequence_parts * (2 if self.cp > 1 else 1)
         return -(-seq // unit) * unit
-
-    @property
-    def offloads(self) -> frozenset[str]:
-        """What leaves the device, of `OFFLOADS`."""
-        return frozenset(self.offload.split("+")) - {"none"}
-
-    @property
-    def segment(self) -> int:
-        """Blocks that are recomputed together, from the input of the first; 0 recomputes none."""
-        mode, colon, size = self.recompute.partition(":")
-        if mode != "full" or (colon and not re.fullmatch("[1-9][0-9]*", size)):
-            return 0
-        return int(size or 1)
-
-    @property
-    def recomputed_parts(self) -> frozenset[str]:
-        """What of each block is recomputed, of `RECOMPUTE_PARTS`; none where whole blocks are."""
-        parts = self.recompute.replace("selective", "core").split("+")
-        return frozenset(parts) & frozenset(RECOMPUTE_PARTS)
 
     @property
     def asynchronous(self) -> bool:
@@ -216,13 +210,13 @@ class Layout:
             ):
                 raise RefusedError(
                     f"stages={_join(self.stages)} is {len(self.stages)} stages of "
-                    f"{sum(self.stages)} layers; pp={self.pp} v={self.v} needs {n} stages "
+                    f"{sum(self.stages)} layers; pp={self.pp} v={self.chunks} needs {n} stages "
                     f"of {layers}: for example {_join(_even(layers, n))}"
                 )
             return self.stages
         if layers < n:
             raise RefusedError(
-                f"{layers} layers cannot fill pp={self.pp} x v={self.v} = {n} stages; "
+                f"{layers} layers cannot fill pp={self.pp} x v={self.chunks} = {n} stages; "
                 f"pp x v can be at most {layers}"
             )
         return _even(layers, n)
@@ -246,25 +240,22 @@ class Layout:
         return f"{below} or {above}" if below else str(above)
 
     def settings(self) -> dict[str, object]:
-        """Every key and value, but for those that follow from the degrees as they stand.
-
-        So a saved layout keeps its meaning when one of its degrees is changed.
-        """
-        default = Layout(dp=self.dp, pp=self.pp, tp=self.tp)
+        """Every key and its value as text, number or switch, but for those left to follow."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        for key in ("shard", "sp"):
-            if values[key] == getattr(default, key):
-                del values[key]
-        return values
+        left = {"shard": 0, "v": 0, "sp": None}
+        return {
+            key: str(value) if key in _TYPES else value
+            for key, value in values.items()
+            if key not in left or value != left[key]
+        }
 
     def __str__(self) -> str:
         """One line that `parse` reads back: the degrees, and what differs from the defaults."""
-        plain = Layout(dp=self.dp, pp=self.pp, tp=self.tp)
-        default = {**vars(plain), "v": Layout(schedule=self.schedule).v}
+        default = Layout().settings()
         return " ".join(
             f"{key}={_show(value)}"
             for key, value in self.settings().items()
-            if key in ("dp", "pp", "tp") or value != default[key]
+            if key in ("dp", "pp", "tp") or key not in default or value != default[key]
         )
 
     @classmethod
@@ -292,6 +283,13 @@ class Layout:
             if key not in known:
                 raise unknown("layout key", key, known)
         return cls(**{key: _read(key, value) for key, value in values.items()})  # type: ignore[arg-type]  # _read gives each key its type
+
+
+_TYPES: dict[str, type[Recompute] | type[Offload] | type[Precision]] = {
+    "recompute": Recompute,
+    "offload": Offload,
+    "precision": Precision,
+}
 
 
 def share(total: int, parts: int, index: int) -> tuple[int, int]:
@@ -327,7 +325,9 @@ def _one_of(key: str, value: object, allowed: tuple[object, ...]) -> None:
 def _read(key: str, value: object) -> object:
     if key == "schedule" and str(value).endswith(".csv"):
         return str(value)
-    if key in ("schedule", "recompute", "offload", "precision", "context"):
+    if key in _TYPES:
+        return value if isinstance(value, _TYPES[key]) else _TYPES[key].parse(str(value))
+    if key in ("schedule", "context"):
         return str(value).lower()
     if key in ("sp", "compile", "optimistic", "reshard"):
         return _switch(key, value)

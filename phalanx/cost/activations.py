@@ -30,10 +30,10 @@ def paper_layer_bytes(shape: ModelShape, layout: Layout, seq: int) -> float:
         seq: s, tokens per sequence.
     """
     s, b, h, a, t = seq, layout.mb, shape.hidden, shape.heads, layout.tp
-    whole = t if layout.sp else 1
-    if layout.recompute == "full":
+    whole = t if layout.sequence_parallel else 1
+    if layout.recompute.segment:
         return 2.0 * s * b * h / whole
-    scores = 0.0 if layout.recompute == "selective" else 5 * a * s / (h * t)
+    scores = 0.0 if layout.recompute.core else 5 * a * s / (h * t)
     return s * b * h * (10 / whole + 24 / t + scores)
 
 
@@ -44,7 +44,7 @@ def paper_first_stage_bytes(shape: ModelShape, layout: Layout, seq: int) -> floa
     in v chunks keeps (1 + (p - 1) / (p v)) times as much. Source: Korthikanti et al. 2022
     (arXiv:2205.05198), section 4.2.3, equation 5.
     """
-    p, v = layout.pp, layout.v
+    p, v = layout.pp, layout.chunks
     more = 1 + (p - 1) / (p * v) if layout.schedule == "interleaved" else 1.0
     return shape.layers * paper_layer_bytes(shape, layout, seq) * more
 

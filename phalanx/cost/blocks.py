@@ -43,7 +43,7 @@ class Slice:
     @property
     def own_tokens(self) -> float:
         """Tokens of the regions between products, which sp cuts."""
-        return self.tokens / (self.layout.tp if self.layout.sp else 1)
+        return self.tokens / (self.layout.tp if self.layout.sequence_parallel else 1)
 
 
 def block_work(cut: Slice, *, routed: bool) -> tuple[Work, ...]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal, NamedTuple
 
+from phalanx.core.recompute import Recompute
 from phalanx.core.sustained import Sustained
 
 # Tiles of the result that libraries choose from, and what each reaches of the first one's rate.
@@ -239,20 +240,20 @@ class Again(NamedTuple):
     kernels: float = 0.0
 
 
-def again(works: tuple[Work, ...], machine: Machine, recompute: str, *, stops_early: bool) -> Again:
+def again(
+    works: tuple[Work, ...], machine: Machine, recompute: Recompute, *, stops_early: bool
+) -> Again:
     """What of the forward of a block backward repeats.
 
     none: nothing; selective: the attention core; full: everything, but for what only later blocks
     read if recomputation stops early; full:k: that of every k-th block only; parts: those;
     operators: all but the attention core, and of the products every second one.
     """
-    if recompute == "none":
-        return Again()
-    parts = set(recompute.replace("selective", "core").split("+"))
+    parts = set(recompute.parts)
     if "mlp" in parts:
         parts.add("activation")
     repeated: list[Work]
-    if recompute.startswith("full"):
+    if recompute.segment:
         return _whole_again(works, machine, recompute, stops_early=stops_early)
     if "operators" in parts:
         products = [w for w in works if isinstance(w, Product)]
@@ -264,10 +265,10 @@ def again(works: tuple[Work, ...], machine: Machine, recompute: str, *, stops_ea
 
 
 def _whole_again(
-    works: tuple[Work, ...], machine: Machine, recompute: str, *, stops_early: bool
+    works: tuple[Work, ...], machine: Machine, recompute: Recompute, *, stops_early: bool
 ) -> Again:
     """A whole block; only the last one of a segment of k may stop early."""
-    k = int(recompute.partition(":")[2] or 1)
+    k = recompute.segment
     everything = total(works, machine)
     left_out = total(tuple(w for w in works if stops_early and _is_last(w)), machine)
     return Again(

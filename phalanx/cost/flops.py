@@ -7,8 +7,8 @@ N parameters that one token is multiplied with.
 from dataclasses import dataclass
 
 from phalanx.core.errors import UsageError
-from phalanx.core.layout import RECOMPUTE_PARTS
 from phalanx.core.model import ModelShape
+from phalanx.core.recompute import NONE, Recompute
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def flops_per_token(shape: ModelShape, seq: int, causal: bool) -> float:
 
 
 def recompute_flops_per_token(
-    shape: ModelShape, seq: int, recompute: str, causal: bool = True
+    shape: ModelShape, seq: int, recompute: Recompute, causal: bool = True
 ) -> float:
     """FLOP that backward spends on computing activations again, for one token.
 
@@ -88,19 +88,13 @@ def recompute_flops_per_token(
     Raises:
         UsageError: a mode that does not exist.
     """
-    mode = recompute.partition(":")[0]
-    if mode == "none":
-        return 0.0
     scores = forward_attention_flops_per_token(shape, seq, causal)
-    if mode == "full":
+    if recompute.segment:
         return 2.0 * sum(shape.layer_active_params(i) for i in range(shape.layers)) + scores
-    parts = set(mode.replace("selective", "core").split("+"))
-    if not parts <= set(RECOMPUTE_PARTS):
-        raise UsageError(f"recompute={recompute}; it can be none, selective, full, or parts")
-    return scores * ("core" in parts) + 2.0 * _repeated_params(shape, parts)
+    return scores * recompute.core + 2.0 * _repeated_params(shape, recompute.parts)
 
 
-def _repeated_params(shape: ModelShape, parts: set[str]) -> int:
+def _repeated_params(shape: ModelShape, parts: frozenset[str]) -> int:
     """Parameters of the products that recomputing parts of all blocks repeats."""
     dense = sum(not shape.routes(layer) for layer in range(shape.layers))
     inputs = 2 if shape.activation == "swiglu" else 1
@@ -115,7 +109,7 @@ def utilization(
     seq: int,
     tokens_per_second: float,
     peak: float,
-    recompute: str = "none",
+    recompute: Recompute = NONE,
     causal: bool = True,
 ) -> Utilization:
     """MFU and HFU of a measured or predicted rate.

@@ -15,10 +15,8 @@ from typing import Literal, NamedTuple
 from phalanx.core.errors import UsageError
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
-from phalanx.core.precision import formats
 from phalanx.core.run import Recipe
 from phalanx.cost.axes.context import held_in_backward
-from phalanx.cost.offload import STATE
 from phalanx.cost.params import (
     Held,
     block_held,
@@ -112,7 +110,7 @@ def state_bytes(layout: Layout, stack: Stack) -> StateBytes:
     Raises:
         UsageError: a precision that only a device can resolve, or one without a rule.
     """
-    rest = formats(layout.precision).rest
+    rest = layout.precision.rest
     if rest not in _WIDTHS:
         raise UsageError(f"name the precision to count bytes: {', '.join(sorted(_WIDTHS))}")
     element, master, of_precision = _WIDTHS[rest]
@@ -196,7 +194,7 @@ def _moments(rank: "_Rank", in_flight: float) -> Iterator[_Moment]:
     """The moments that compete, in the order in which backward comes to them."""
     block, table, tied = rank.block, rank.table, rank.tied_table
     left = rank.left_behind
-    if rank.away and not rank.layout.segment:
+    if rank.away and not rank.layout.recompute.segment:
         whole = rank.weights(2 * block)
         yield _Moment("forward", rank.block_everything + 2 * rank.boundary, 0.0, whole)
     if rank.last:
@@ -234,7 +232,7 @@ class _Rank:
 
     @property
     def element(self) -> int:
-        return _WIDTHS[formats(self.layout.precision).rest][0]
+        return _WIDTHS[self.layout.precision.rest][0]
 
     @property
     def tokens(self) -> float:
@@ -273,13 +271,15 @@ class _Rank:
     @property
     def away(self) -> bool:
         """Whether activations leave the device between forward and backward."""
-        return "activations" in self.layout.offloads
+        return self.layout.offload.activations
 
     @property
     def stage_activations(self) -> float:
         """Kept by one micro-batch in one of its stages, on average over them."""
-        if self.layout.segment:
-            inputs = (-(-self._blocks_of(stage) // self.layout.segment) for stage in self.stages)
+        if self.layout.recompute.segment:
+            inputs = (
+                -(-self._blocks_of(stage) // self.layout.recompute.segment) for stage in self.stages
+            )
             return self.block_activations * sum(inputs) / len(self.stages)
         total = 0.0
         for layer, count in self.kinds.items():
@@ -303,8 +303,8 @@ class _Rank:
     @property
     def recomputed(self) -> float:
         """What is made or brought again while the backward of a block runs."""
-        if self.layout.segment:
-            again = min(self.layout.segment, self.blocks) * self.block_everything
+        if self.layout.recompute.segment:
+            again = min(self.layout.recompute.segment, self.blocks) * self.block_everything
             return again - self.block_activations
         return max(self._again(layer) for layer in self.kinds) if self.kinds else 0.0
 
@@ -351,7 +351,7 @@ class _Rank:
         logits = self.chunk * self.shape.vocab / self.layout.tp
         total, more = (wide, narrow) if self.tokens > self.chunk else (0, element)
         beside = max(self.table * total + logits * (wide + narrow), self.table * (total + more))
-        gathered = 2 if self.layout.tp > 1 and self.layout.sp else 1
+        gathered = 2 if self.layout.tp > 1 and self.layout.sequence_parallel else 1
         return (
             max(beside, self.table * (total + more) + logits * element) + gathered * self.boundary
         )
@@ -385,7 +385,7 @@ class _Rank:
         inputs = 3 if shape.activation == "swiglu" else 1
         if routed:
             width, h = shape.top_k * (shape.moe_ffn or shape.ffn), shape.top_k * shape.hidden
-            cut = t if self.layout.sp else 1
+            cut = t if self.layout.sequence_parallel else 1
             per_token = (inputs * width + 2 * h) / cut
         else:
             per_token = inputs * shape.ffn / t
@@ -402,7 +402,7 @@ class _Rank:
         """One activation on its way from a neighbouring stage, and one on its way to it."""
         if self.layout.pp == 1:
             return 0.0
-        return 2 * self.boundary / (self.layout.tp if self.layout.sp else 1)
+        return 2 * self.boundary / (self.layout.tp if self.layout.sequence_parallel else 1)
 
     @cached_property
     def block(self) -> int:
@@ -432,7 +432,7 @@ class _Rank:
     def weights(self, params: int) -> float:
         """Bytes of weights that come and go: the unit in use and the next one are whole."""
         gathers = self.layout.zero_stage == 3 and self.layout.reshard
-        return params * self.element if gathers or "nvme" in self.layout.offloads else 0.0
+        return params * self.element if gathers or self.layout.offload.nvme else 0.0
 
     def gradients(self, params: int) -> float:
         """Bytes of gradients that are whole until they are reduced, under ZeRO-2 and 3."""
@@ -440,7 +440,7 @@ class _Rank:
 
     def travelling(self, params: int) -> float:
         """The same on their way: with the part that this rank receives."""
-        return self.gradients(params) * (1 + 1 / self.layout.shard)
+        return self.gradients(params) * (1 + 1 / self.layout.shards)
 
     def made(self, params: int) -> float:
         """Bytes of a gradient as the product leaves it, before it is added up."""
@@ -459,8 +459,8 @@ def _state(rank: _Rank) -> StateBytes:
     apart = spread[1] if layout.zero_stage == 1 and rank.stack.reduced_apart else 0.0
     whole = _spread(held, Held(1, 1))
     stays = whole * rank.element if layout.zero_stage == 3 and not layout.reshard else 0.0
-    if layout.offloads & STATE:
-        weights = 0.0 if "nvme" in layout.offloads else spread[3] * rank.element
+    if layout.offload.state:
+        weights = 0.0 if layout.offload.nvme else spread[3] * rank.element
         accumulated = whole * per_param.gradients if layout.zero_stage < 2 else 0.0
         resident = weights if layout.zero_stage < 3 else 0.0
         return StateBytes(resident + stays, accumulated, master=0.0, moments=0.0)

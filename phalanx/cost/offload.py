@@ -18,17 +18,17 @@ STATE = frozenset({"optimizer", "nvme"})
 def refuse(run: Run) -> None:
     """Raise RefusedError where what leaves the device is needed there."""
     layout = run.layout
-    if "nvme" in layout.offloads and layout.sharers > 1 and layout.zero < 3:
+    if layout.offload.nvme and layout.sharers > 1 and layout.zero < 3:
         raise RefusedError(
             f"offload=nvme lets go of weights, and zero={layout.zero} keeps them whole on each of "
             f"{layout.sharers} ranks; use zero=3, or offload=optimizer"
         )
-    if layout.optimistic and layout.offloads & STATE:
+    if layout.optimistic and layout.offload.state:
         raise RefusedError(
             f"optimistic=on copies the state that offload={layout.offload} has no room for; use "
             "optimistic=off, or offload=activations"
         )
-    if layout.asynchronous and (layout.offloads or not layout.reshard):
+    if layout.asynchronous and (layout.offload or not layout.reshard):
         raise RefusedError(
             f"schedule={layout.schedule} stashes weights on the device, and moves them at every "
             "micro-batch; use schedule=1f1b, or offload=none reshard=on"
@@ -38,7 +38,7 @@ def refuse(run: Run) -> None:
             f"reshard=off keeps gathered weights, and zero={layout.zero} gathers none for a "
             "forward; use zero=3, or reshard=on"
         )
-    if layout.compile and "activations" in layout.offloads:
+    if layout.compile and layout.offload.activations:
         raise RefusedError(
             "offload=activations with compile=on: what a fused block keeps is up to the compiler; "
             "use compile=off, or recompute=full"

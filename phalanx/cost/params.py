@@ -112,7 +112,7 @@ def copies(layout: Layout) -> Held:
     Shared parameters are alike on all dp x cp ranks of one shard group, experts only on those
     of them that hold the same experts.
     """
-    group = layout.shard * layout.cp
+    group = layout.shards * layout.cp
     experts = group * layout.tp // (layout.ep * expert_tp(layout))
     return Held(group, max(experts, 1))
 

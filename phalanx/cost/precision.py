@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 from phalanx.core.errors import RefusedError
 from phalanx.core.layout import Coordinates, Layout
 from phalanx.core.model import ModelShape
-from phalanx.core.precision import STRETCH, formats
+from phalanx.core.precision import STRETCH
 from phalanx.core.run import Run
 from phalanx.core.traffic import Transfer
 from phalanx.cost.saved import Saved
@@ -41,7 +41,7 @@ def operand_bytes(layout: Layout, width: int) -> OperandBytes:
 
     NVFP4 is emulated: its inputs stay in the format of the rest.
     """
-    recipe, element = formats(layout.precision).recipe, bytes_per_element(layout)[0]
+    recipe, element = layout.precision.recipe, bytes_per_element(layout)[0]
     if recipe in ("", "nvfp4"):
         return OperandBytes(width * element)
     if recipe in _SCALE_BYTES:
@@ -106,7 +106,7 @@ def calls(shape: ModelShape, layer: int) -> list[Call]:
 def refuse(run: Run) -> None:
     """Raise RefusedError where a scale would belong to parts that a layout cuts otherwise."""
     layout, seq = run.layout, run.recipe.seq
-    recipe, rest = formats(layout.precision)
+    recipe, rest = layout.precision.recipe, layout.precision.rest
     if run.recipe.master_weights != "fp32" and rest not in ("bf16", "auto"):
         raise RefusedError(
             f"recipe.master_weights={run.recipe.master_weights} keeps weights in bf16 alone, and "
@@ -128,7 +128,7 @@ def refuse(run: Run) -> None:
         raise RefusedError(
             f"precision={recipe} would scale {padded - seq} tokens of padding too: recipe.seq="
             f"{seq} does not divide over cp={layout.cp} tp={layout.tp}; use recipe.seq={padded}"
-            + (", or sp=off" if layout.sp and layout.cp == 1 else "")
+            + (", or sp=off" if layout.sequence_parallel and layout.cp == 1 else "")
         )
     _refuse_shared_heads(run, recipe)
     if STRETCH[recipe]:
@@ -160,7 +160,7 @@ def _refuse_cut_channels(run: Run, recipe: str, stretch: int) -> None:
 def _refuse_cut_tokens(run: Run, recipe: str, stretch: int) -> None:
     """The weight gradient is scaled along the tokens that a rank multiplies at once."""
     layout = run.layout
-    alone = layout.tp if run.model.is_mla and layout.sp else 1
+    alone = layout.tp if run.model.is_mla and layout.sequence_parallel else 1
     parts = alone * (2 * layout.cp if layout.cp > 1 else 1)
     tokens = run.recipe.seq * layout.mb
     if parts > 1 and tokens % (parts * stretch):
@@ -191,7 +191,7 @@ def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
     layout = run.layout
     layers = [i for _, layers in stages_at(run, at) for i in layers]
     made = [call for i in layers for call in calls(run.model, i)]
-    match formats(layout.precision).recipe:
+    match layout.precision.recipe:
         case "fp8":
             size = _AMAX * _KINDS * sum(call.matrices for call in made)
             if layout.tp > 1:
@@ -201,9 +201,9 @@ def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
             if placement(layout).copies > 1:
                 yield Transfer("pipeline", "all_reduce", "amax", size)
         case "fp8-current" | "nvfp4":
-            forwards, m = 2 if layout.segment else 1, passes(run)
+            forwards, m = 2 if layout.recompute.segment else 1, passes(run)
             if layout.tp > 1:
-                times = sum(_over_tp(call, forwards, sp=bool(layout.sp)) for call in made)
+                times = sum(_over_tp(call, forwards, sp=layout.sequence_parallel) for call in made)
                 yield Transfer("tensor", "all_reduce", "amax", _AMAX, times * m)
             if layout.cp > 1:
                 times = sum(forwards + call.matrices for call in made)

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from phalanx.core.errors import UsageError
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
+from phalanx.core.recompute import Recompute
 
 Cut = Literal["tp", "sequence", "whole"]
 Part = Literal["input", "block", "core"]
@@ -171,20 +171,11 @@ def head_saved(shape: ModelShape, element: int, stack: Stack) -> tuple[Saved, ..
     )
 
 
-def kept(saved: Iterable[Saved], recompute: str) -> tuple[Saved, ...]:
-    """What is left of it under a recompute mode, or where parts of blocks are recomputed.
-
-    Raises:
-        UsageError: a mode or part that does not exist.
-    """
-    mode = recompute.partition(":")[0]
-    if mode in ("none", "full"):
-        return tuple(item for item in saved if mode == "none" or item.part == "input")
-    parts = mode.replace("selective", "core").split("+")
-    if not set(parts) <= set(KEPT_BY):
-        modes = f"none, selective, full, {', '.join(KEPT_BY)}"
-        raise UsageError(f"recompute={recompute}; it can be {modes}")
-    names = tuple(name for part in parts for name in KEPT_BY[part])
+def kept(saved: Iterable[Saved], recompute: Recompute) -> tuple[Saved, ...]:
+    """What is left of it where whole blocks, or parts of each, are computed again."""
+    if recompute.segment:
+        return tuple(item for item in saved if item.part == "input")
+    names = tuple(name for part in recompute.parts for name in KEPT_BY[part])
     return tuple(item for item in saved if not item.name.startswith(names))
 
 
@@ -197,7 +188,7 @@ def mlp_saved(saved: tuple[Saved, ...]) -> tuple[Saved, ...]:
 def bytes_per_token(saved: Iterable[Saved], layout: Layout) -> float:
     """Bytes on one rank for each token of the micro-batch, as the layout cuts them."""
     t = layout.tp
-    parts = {"tp": t, "sequence": t if layout.sp else 1, "whole": 1}
+    parts = {"tp": t, "sequence": t if layout.sequence_parallel else 1, "whole": 1}
     return sum(item.bytes / min(parts[item.cut], item.most or t) for item in saved)
 
 

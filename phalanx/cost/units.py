@@ -9,7 +9,6 @@ from typing import NamedTuple
 from phalanx.core.errors import UsageError
 from phalanx.core.layout import Coordinates, Layout, share
 from phalanx.core.model import ModelShape
-from phalanx.core.precision import formats
 from phalanx.core.run import Run
 from phalanx.schedules.placement import placement
 
@@ -60,7 +59,7 @@ def bytes_per_element(layout: Layout) -> tuple[int, int]:
     Raises:
         UsageError: the precision is "auto", which only a device can resolve.
     """
-    rest = formats(layout.precision).rest
+    rest = layout.precision.rest
     if rest not in _BYTES:
         raise UsageError(f"name the precision to count bytes: {', '.join(sorted(_BYTES))}")
     return _BYTES[rest]
@@ -98,13 +97,13 @@ def _units_of_stage(run: Run, at: Coordinates, layers: range) -> Iterator[UnitSi
         yield UnitSize("embedding", table, 0, uses, backward, tied=apart)
     if first and shape.positions == "learned":
         size = shape.max_positions * shape.hidden
-        yield UnitSize("positions", size, size if layout.sp else 0, 1, 0)
+        yield UnitSize("positions", size, size if layout.sequence_parallel else 0, 1, 0)
     for layer in layers:
         for unit in _units_of_block(shape, layout, at.tp, layer):
             yield unit._replace(backward=_backward_gathers(layout, layers, layer))
     if last:
         norm = shape.norm_params()
-        yield UnitSize("norm", norm, norm if layout.sp else 0)
+        yield UnitSize("norm", norm, norm if layout.sequence_parallel else 0)
     if last and (apart or not shape.tied):
         name = "embedding" if shape.tied else "head"
         yield UnitSize(name, table, 0, backward=0 if layout.logits else 1, tied=apart)
@@ -112,12 +111,15 @@ def _units_of_stage(run: Run, at: Coordinates, layers: range) -> Iterator[UnitSi
 
 def segment_ends(layout: Layout, layers: range) -> list[int]:
     """The last block of each segment of a stage that is recomputed together."""
-    return [min(i + layout.segment, layers.stop) - 1 for i in layers[:: layout.segment]]
+    return [
+        min(i + layout.recompute.segment, layers.stop) - 1
+        for i in layers[:: layout.recompute.segment]
+    ]
 
 
 def _backward_gathers(layout: Layout, layers: range, layer: int) -> int:
     """How often backward gathers a block: twice before the last two of a recomputed segment."""
-    if not layout.segment:
+    if not layout.recompute.segment:
         return 1
     ends = segment_ends(layout, layers)
     return 1 if layer in ends or layer + 1 in ends else 2
@@ -137,7 +139,7 @@ def _units_of_block(shape: ModelShape, layout: Layout, tp: int, layer: int) -> I
     cut = sum(part.cut for part in parts)
     whole = 2 * shape.norm_params() + sum(part.whole for part in parts)
     heads = sum(part.heads for part in parts)
-    partial = heads + (whole if layout.sp else 0)
+    partial = heads + (whole if layout.sequence_parallel else 0)
     shared = sum(part.shared for part in parts)
     yield UnitSize(f"blocks.{layer}", cut + whole + heads, partial, shared=shared)
     if routed:

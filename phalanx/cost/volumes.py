@@ -57,7 +57,7 @@ def expert_layer_bytes(shape: ModelShape, layout: Layout, seq: int) -> float:
 
     Source: DeepSeek-V3 (arXiv:2412.19437), section 3.2.2, without its limit on nodes per token.
     """
-    tokens = layout.mb * seq / layout.cp / (layout.tp if layout.sp else 1)
+    tokens = layout.mb * seq / layout.cp / (layout.tp if layout.sequence_parallel else 1)
     dispatched = HALF * shape.top_k * tokens * shape.hidden
     return 4 * bytes_sent("all_to_all", dispatched, layout.ep)
 
@@ -71,7 +71,7 @@ def data_step_bytes(params: float, layout: Layout, gradient_bytes: float = 2.0) 
 
     Source: Rajbhandari et al. 2019 (arXiv:1910.02054), section 7, with each at its own width.
     """
-    d = layout.shard if layout.zero else layout.dp
+    d = layout.shards if layout.zero else layout.dp
     gradients, weights = params * gradient_bytes, params * HALF
     if layout.zero == 0:
         return bytes_sent("all_reduce", gradients, d)

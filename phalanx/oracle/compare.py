@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from phalanx.core.precision import formats
+from phalanx.core.precision import Precision
 from phalanx.oracle.reference import ReferenceStep
 from phalanx.trainer.engine.unit import Slot
 from phalanx.trainer.model.experts import Router
@@ -84,9 +84,9 @@ _FEW_BITS = {
 _FOUR_BITS = Tolerance(2e-2, 1e-1, 9e-1, 2e-2, element=4.0, noise=1e-2)
 
 
-def tolerance_of(precision: str) -> Tolerance:
+def tolerance_of(precision: Precision) -> Tolerance:
     """How far a run of this precision may be off."""
-    recipe, rest = formats(precision)
+    recipe, rest = precision.recipe, precision.rest
     if not recipe or rest == "fp64":
         return TOLERANCES[rest]
     return _FOUR_BITS if (recipe, rest) == ("nvfp4", "bf16") else _FEW_BITS[rest]

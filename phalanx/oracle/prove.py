@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from phalanx.core.errors import PhalanxError
-from phalanx.core.precision import sharpened
 from phalanx.core.run import Run
 from phalanx.data.batches import SampleStream, Stream
 from phalanx.data.corpus import open_corpus
@@ -50,7 +49,7 @@ def prove(run: Run, steps: int) -> str:
     Raises:
         DiffersError: further than rounding can explain.
     """
-    sharp = sharpened(run.layout.precision)
+    sharp = run.layout.precision.reference
     case = OwnText(run=replace(run, layout=replace(run.layout, precision=sharp)), steps=steps)
     with RankPool(run.layout.ranks) as pool:
         outcome = verify(pool, case)

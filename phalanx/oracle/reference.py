@@ -21,7 +21,7 @@ from phalanx.oracle.sixteen_bits import as_kept, narrow
 from phalanx.trainer.model.inventory import declarations
 from phalanx.trainer.model.parameters import Declaration, key_of, uniform_at
 from phalanx.trainer.model.start import starting_values
-from phalanx.trainer.precision.dtypes import Precision
+from phalanx.trainer.precision.dtypes import Dtypes
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class ReferenceStep:
 
 def reference_steps(run: Run, stream: Stream, steps: int) -> list[ReferenceStep]:
     """Take `steps` updates on the whole global batch."""
-    precision = Precision.named(run.layout.precision, torch.device("cpu"))
+    precision = Dtypes.named(run.layout.precision, torch.device("cpu"))
     recipe = run.recipe
     values = starting_values(run)
     declared = {d.name: d for d in declarations(run.model)}

@@ -118,8 +118,8 @@ def default_case(layout: Layout, tables: Tables | None = None, **situation: Any)
     Raises:
         UsageError: an unknown key, or a value of the wrong kind.
     """
-    if layout.precision == "auto":
-        layout = replace(layout, precision="fp64")
+    if layout.precision.is_auto:
+        layout = replace(layout, precision=layout.precision.on("fp64"))
     changes = tables or {}
     model = {**MODEL, "layers": _layers(layout), **changes.get("model", {})}
     recipe = {**RECIPE, "batch": _batch(layout), **changes.get("recipe", {})}

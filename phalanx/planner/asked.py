@@ -5,7 +5,8 @@ from dataclasses import fields
 from math import gcd
 
 from phalanx.core.errors import RefusedError, UsageError, divisors, shorten, unknown
-from phalanx.core.layout import RECOMPUTE, Layout
+from phalanx.core.layout import Layout
+from phalanx.core.recompute import MODES
 from phalanx.core.units import show_count
 from phalanx.planner.candidates import SEARCHED, VARIED, Limits
 
@@ -85,11 +86,11 @@ def read_limits(text: str) -> Limits:
         if key in limits:
             raise UsageError(f"{key} stands twice in {text!r}; write {key}=4|8 to allow several")
         limits[key] = frozenset(_read(key, value) for value in values.split("|"))
-    modes = limits.get("recompute", frozenset()) - frozenset(RECOMPUTE)
+    modes = limits.get("recompute", frozenset()) - frozenset(MODES)
     if modes:
         raise UsageError(
             f"the search has no recompute={'|'.join(sorted(map(str, modes)))}; "
-            f"it has {', '.join(RECOMPUTE)}"
+            f"it has {', '.join(map(str, MODES))}"
         )
     left_out = limits.get("schedule", frozenset()) - frozenset(SEARCHED)
     if left_out:

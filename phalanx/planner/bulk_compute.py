@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from phalanx.core.recompute import Recompute
 from phalanx.cost.compute import FUSED_BACKWARD, TILES, Machine, Product, Scores, Work
 from phalanx.planner.bulk_pipeline import Seconds
 from phalanx.planner.columns import Booleans, Floats, largest
@@ -68,7 +69,7 @@ class Kernels:
         self._works = works
         self._passes = [_passes(work, question.machine, scale) for work in works]
 
-    def load(self, mode: str, accumulation: float) -> Load:
+    def load(self, mode: Recompute, accumulation: float) -> Load:
         """All of them, and the forward that backward repeats.
 
         Args:
@@ -90,16 +91,12 @@ class Kernels:
             attention_backward=attention.I,
         )
 
-    def _repeats(self, work: Work, mode: str) -> bool:
+    def _repeats(self, work: Work, mode: Recompute) -> bool:
         """Whether recomputation repeats the forward of a kernel; see `compute.again`."""
-        match mode:
-            case "none":
-                return False
-            case "selective":
-                return work.part == "core"
-            case _:
-                last = not isinstance(work, Scores) and work.last
-                return not (self._practice.stops_early and last)
+        if mode.segment:
+            last = not isinstance(work, Scores) and work.last
+            return not (self._practice.stops_early and last)
+        return work.part in mode.parts
 
     def sum(self, kind: Any = Work, among: Booleans | None = None) -> Seconds:
         """Seconds of the kernels of one kind, or of some of those."""

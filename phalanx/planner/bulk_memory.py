@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from phalanx.core.layout import RECOMPUTE, Layout
+from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
-from phalanx.core.precision import formats
+from phalanx.core.recompute import FULL, MODES
 from phalanx.cost.axes.context import held_in_backward
 from phalanx.cost.blocks import HALF
 from phalanx.cost.memory import state_bytes
@@ -98,7 +98,7 @@ class Ledger:
         self.chunks = np.array([v.v for v in where.variants], dtype=np.int64)
         self._splits = np.array([v.schedule in SPLIT for v in where.variants])
         self._together = np.array([placement(v.layout).ends_together for v in where.variants])
-        self.element = {"fp32": 4, "fp64": 8}.get(formats(where.precision).rest, 2)
+        self.element = {"fp32": 4, "fp64": 8}.get(where.precision.rest, 2)
         self._held = _held_tables(where)
         self._kept = _kept_tables(where, stack, self.element)
 
@@ -126,7 +126,7 @@ class Ledger:
         }
         cut["head"] = self._kept["head"].of(rows.tp, rows.sp)
         if self.practice.keeps_gates and self.where.shape.activation == "swiglu":
-            full = rows.recompute == RECOMPUTE.index("full")
+            full = rows.recompute == MODES.index(FULL)
             gates = np.where(full, 0.0, HALF * self.where.shape.ffn / rows.tp)
             modes |= {name: modes[name] + gates for name in ("dense", "routed")}
         peak = np.where(rows.tp > 1, self.stack.logit_peak, self.stack.logit_peak_whole)
@@ -283,11 +283,11 @@ def _kept_tables(where: Space, stack: Stack, element: int) -> dict[str, Table]:
         return bytes_per_token(items, Layout(tp=tp, sp=bool(sp)))
 
     def left(saved: tuple[Saved, ...]) -> Table:
-        modes = [kept(saved, name) for name in RECOMPUTE]
+        modes = [kept(saved, name) for name in MODES]
         return Table(lambda tp, sp, mode: size(modes[mode], tp, sp), tps, (0, 1), range(3))
 
     def again(saved: tuple[Saved, ...]) -> Table:
-        dropped = [[s for s in saved if s not in kept(saved, name)] for name in RECOMPUTE]
+        dropped = [[s for s in saved if s not in kept(saved, name)] for name in MODES]
         return Table(lambda tp, sp, mode: size(dropped[mode], tp, sp), tps, (0, 1), range(3))
 
     def gradients(saved: tuple[Saved, ...], *, experts: bool) -> Table:

@@ -275,7 +275,7 @@ def ranks_of(shape: ModelShape, variants: Sequence[Variant]) -> Ranks:
     first_dense, first_routed = np.array(firsts, dtype=np.int64).reshape(-1, 2).T
     layouts = [v.layout for v in variants]
     stages = np.array([len(stages_of_rank(each, 0)) for each in layouts], dtype=np.int64)
-    copies = stages // np.array([each.v for each in layouts], dtype=np.int64)
+    copies = stages // np.array([each.chunks for each in layouts], dtype=np.int64)
     dense, routed, place, last = np.moveaxis(table, 2, 0)
     number = np.array([len(ranks) for ranks in found], dtype=np.int64)
     return Ranks(dense, routed, place, last, stages, copies, first_dense, first_routed, number)

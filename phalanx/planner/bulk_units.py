@@ -13,7 +13,8 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from phalanx.core.errors import UsageError
-from phalanx.core.layout import RECOMPUTE, Layout
+from phalanx.core.layout import Layout
+from phalanx.core.recompute import FULL, MODES, Recompute
 from phalanx.cost.blocks import HALF, Slice, block_work, embedding_work, head_work
 from phalanx.cost.compute import Product, Work
 from phalanx.cost.params import block_held, embedding_held, head_held
@@ -129,7 +130,7 @@ class UnitTables:
         accumulation = question.machine.sweep_seconds(alone * params)
         kernels = Kernels(question, works, self._tokens / self._where.seq)
         loads = []
-        for mode in RECOMPUTE:
+        for mode in MODES:
             load = kernels.load(mode, accumulation)
             for messages in self._tensor_messages(layout, around, kernels.sum(Product), mode):
                 load = load.sending(messages)
@@ -137,16 +138,16 @@ class UnitTables:
         return loads
 
     def _tensor_messages(
-        self, layout: Layout, around: Around, products: Seconds, mode: str
+        self, layout: Layout, around: Around, products: Seconds, mode: Recompute
     ) -> Iterator[Messages]:
         """Messages around products; see `stages`."""
         if layout.tp == 1:
             return
         h, rows, gathered = self._where.shape.hidden, around.rows, around.gathered
         groups = Groups(np.array([float(layout.tp)]), np.ones(1))
-        repeats = int(mode == "full" and rows > 0 and len(gathered) > 0)
+        repeats = int(mode.segment > 0 and rows > 0 and len(gathered) > 0)
         share = 1 / (2 * (len(around.columns) + rows))
-        add_up = "reduce_scatter" if layout.sp else "all_reduce"
+        add_up = "reduce_scatter" if layout.sequence_parallel else "all_reduce"
 
         def each(collective: str, width: int) -> Floats:
             size = HALF * self._tokens * width * np.ones(1)
@@ -156,7 +157,7 @@ class UnitTables:
         for width, count in gathered.items():
             one = each(add_up, width)
             yield Messages((0, count), (one, self._beside(one, share * products.W)))
-        if not layout.sp:
+        if not layout.sequence_parallel:
             return
         for width in dict.fromkeys((h, *gathered)):
             one = each("all_gather", width)
@@ -187,7 +188,7 @@ class UnitTables:
         latency = np.where(r < e, fabric.far_latency, fabric.near_latency)
         each = (np.maximum(near, far) + latency)[:, None]
         times: Floats = np.where(e > 1, 2.0, 0.0)[:, None]
-        again: Floats = np.where(rows.recompute == RECOMPUTE.index("full"), 2.0, 1.0)[:, None]
+        again: Floats = np.where(rows.recompute == MODES.index(FULL), 2.0, 1.0)[:, None]
         return Messages((times, times * again), (each, each))
 
 

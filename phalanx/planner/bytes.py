@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from phalanx.core.estimate import RankBytes
-from phalanx.core.layout import RECOMPUTE, Layout
-from phalanx.core.precision import formats
+from phalanx.core.layout import Layout
+from phalanx.core.precision import Precision
+from phalanx.core.recompute import MODES, NONE, SELECTIVE
 from phalanx.cost.blocks import HALF
 from phalanx.cost.memory import rank_memory
 from phalanx.cost.params import stage_layers, stages_of_rank
@@ -33,8 +34,8 @@ def _rank(question: Question, rank: int, held: float) -> RankBytes:
     layout = question.layout
     known = replace(
         layout,
-        precision=formats(layout.precision).rest,
-        recompute="none" if _apart(question) else layout.recompute,
+        precision=Precision(rest=layout.precision.rest),
+        recompute=NONE if _apart(question) else layout.recompute,
     )
     stack = question.practice.stack
     memory = rank_memory(question.shape, known, question.seq, rank, held, stack)
@@ -85,13 +86,13 @@ def _dropped(question: Question, rank: int) -> tuple[float, float]:
 def _apart(question: Question) -> bool:
     """Whether another program recomputes parts of blocks: the ledger knows only ours."""
     layout = question.layout
-    ledger = layout.recompute in RECOMPUTE or layout.segment > 0
+    ledger = layout.recompute in MODES or layout.recompute.segment > 0
     return not (ledger or question.practice.stack.parts_as_ledger)
 
 
 def _gone(saved: tuple[Saved, ...], layout: Layout) -> float:
     """Bytes per token that one block does not keep."""
-    parts = layout.recompute.split("+")
+    parts = layout.recompute.parts
     if "operators" in parts:
         return _gone_by_operator(saved, layout)
     names = tuple(name for part in parts for name in KEPT_BY[part])
@@ -114,7 +115,7 @@ def _gates(question: Question, rank: int) -> float:
     shape, layout = question.shape, question.layout
     if not question.practice.keeps_gates or shape.activation != "swiglu":
         return 0.0
-    if layout.segment:
+    if layout.recompute.segment:
         return 0.0
     blocks = sum(_kinds(question, rank).values())
     return blocks * HALF * _tokens(question) * shape.ffn / layout.tp
@@ -123,7 +124,7 @@ def _gates(question: Question, rank: int) -> float:
 def _in_eight_bits(question: Question, rank: int) -> float:
     """Bytes that inputs of products do not take in few bits."""
     layout, total = question.layout, 0.0
-    if not formats(layout.precision).recipe or layout.recompute not in ("none", "selective"):
+    if not layout.precision.recipe or layout.recompute not in (NONE, SELECTIVE):
         return 0.0
     for layer, count in _kinds(question, rank).items():
         saved = block_saved(question.shape, layer, question.seq, HALF, question.practice.stack)
@@ -138,7 +139,7 @@ def _logits_let_go(question: Question, held: float) -> float:
     For those the last rank keeps the gradient of the logits, in 16 bits.
     """
     layout = question.layout
-    if layout.schedule not in SPLIT or layout.v > 1 or layout.logits:
+    if layout.schedule not in SPLIT or layout.chunks > 1 or layout.logits:
         return 0.0
     saved = head_saved(question.shape, HALF, question.practice.stack)
     each = bytes_per_token(saved, layout) - HALF * question.shape.vocab / layout.tp

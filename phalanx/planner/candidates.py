@@ -14,8 +14,10 @@ from typing import NamedTuple
 import numpy as np
 
 from phalanx.core.errors import RefusedError, divisors, shorten
-from phalanx.core.layout import RECOMPUTE, SCHEDULES, Layout
+from phalanx.core.layout import SCHEDULES, Layout
 from phalanx.core.model import ModelShape
+from phalanx.core.precision import Precision
+from phalanx.core.recompute import MODES
 from phalanx.planner.columns import Booleans, Integers, Ragged, Rows, Sharding, rows_of_degrees
 from phalanx.planner.question import DOUBLED, TWO_STAGES
 
@@ -53,7 +55,12 @@ class Variant(NamedTuple):
     @property
     def layout(self) -> Layout:
         """A layout that has only this."""
-        return Layout(pp=self.pp, v=self.v, schedule=self.schedule)
+        return Layout(pp=self.pp, v=self.asked_v, schedule=self.schedule)
+
+    @property
+    def asked_v(self) -> int:
+        """What a layout says as v: 0 where the schedule leaves no choice."""
+        return self.v if self.schedule == "interleaved" else 0
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,7 @@ class Space:
     devices: int
     seq: int
     batch: int
-    precision: str
+    precision: Precision
     limits: Limits
     variants: tuple[Variant, ...]
 
@@ -96,18 +103,18 @@ class Space:
             cp=int(rows.cp[index]),
             ep=int(rows.ep[index]),
             zero=zero,
-            shard=shard,
-            v=variant.v,
+            shard=0 if shard == rows.dp[index] else shard,
+            v=variant.asked_v,
             schedule=variant.schedule,
             mb=int(rows.mb[index]),
-            recompute=RECOMPUTE[rows.recompute[index]],
+            recompute=MODES[rows.recompute[index]],
             precision=self.precision,
-            sp=bool(rows.sp[index]),
+            sp=None if rows.sp[index] or rows.tp[index] == 1 else False,
         )
 
 
 def space(
-    shape: ModelShape, devices: int, step: tuple[int, int], precision: str, limits: Limits
+    shape: ModelShape, devices: int, step: tuple[int, int], precision: Precision, limits: Limits
 ) -> Space:
     """Put the bounds of a search together.
 
@@ -211,7 +218,7 @@ def choices(where: Space, rows: Rows) -> Choices:
         dp: [0] * sum(option.shards.size for option in shardings(dp, limits))
         for dp in np.unique(rows.dp).tolist()
     }
-    modes = [i for i, name in enumerate(RECOMPUTE) if name in limits.get("recompute", RECOMPUTE)]
+    modes = [i for i, name in enumerate(MODES) if name in limits.get("recompute", MODES)]
     wanted = limits.get("sp", (True, False))
     both = [int(on) for on in (True, False) if on in wanted]
     return Choices(

@@ -30,7 +30,7 @@ class Rows:
         m: micro-batches per step and rank.
         variant: place in `Space.variants`: schedule and v.
         sp: 0 or 1.
-        recompute: place in `core.layout.RECOMPUTE`.
+        recompute: place in `core.layout.MODES`.
     """
 
     dp: Integers

@@ -88,7 +88,7 @@ def step_seconds(question: Question) -> float:
 
 def cover(question: Question, inside: Pipeline) -> Cover:
     """What the first rank does with one micro-batch, in all of its chunks."""
-    v = question.layout.v
+    v = question.layout.chunks
     units = sum(count for _, count in inside.units[0]) * v
     return Cover(inside.stages[0][ALL].times(v), max(units, 1))
 
@@ -154,7 +154,7 @@ def _messages(question: Question, inside: Pipeline) -> Iterator[Message]:
     for (axis, collective, purpose, size, ranks), (times, lasts, shown) in found.items():
         yield Message(axis, collective, purpose, size, times, lasts, shown, ranks)
     if layout.pp > 1:
-        times = 2 * m * layout.v
+        times = 2 * m * layout.chunks
         hops = inside.terms[-1].find("hops")
         yield Message(
             "pipeline",
@@ -189,7 +189,7 @@ def _notes(question: Question) -> Iterator[str]:
 
 def _unpriced(layout: Layout) -> Iterator[str]:
     """What a layout asks for and no second knows of; the bytes do."""
-    if layout.offloads:
+    if layout.offload:
         yield f"offload={layout.offload}"
     if layout.cp > 1 and layout.context != "ring":
         yield f"context={layout.context}"

@@ -96,7 +96,7 @@ def _between_copies(question: Question, cover: Cover) -> Exchange:
     held, group = rank_held(question.shape, layout, 0), copies(layout)
     inside = seconds("reduce_scatter", held.total * practice.gradient, data_links(question))
     part = (held.shared / group.shared + held.experts / group.experts) * practice.gradient
-    across = Group(layout.replicas, question.stride["dp"] * layout.shard)
+    across = Group(layout.replicas, question.stride["dp"] * layout.shards)
     lasts = seconds("all_reduce", part, group_links(question, across))
     behind = max(cover.passes.I + cover.passes.W - inside, 0.0) * (1 - 1 / cover.units)
     shown = lasts

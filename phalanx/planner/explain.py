@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from phalanx.core.errors import RefusedError, divisors
 from phalanx.core.estimate import Estimate
-from phalanx.core.layout import RECOMPUTE, Layout
+from phalanx.core.layout import Layout
+from phalanx.core.recompute import FULL, MODES
 from phalanx.core.units import show_bytes, show_seconds
 from phalanx.planner.estimate import estimate
 from phalanx.planner.sweep import Request
@@ -132,32 +133,31 @@ def _shown(value: object) -> str:
 def _on_each_rank(layout: Layout) -> Iterator[Layout]:
     """One other value of a key that leaves the mesh as it is."""
     mode = layout.recompute
-    stronger = RECOMPUTE[RECOMPUTE.index(mode) + 1 :] if mode in RECOMPUTE else ("full",)
+    stronger = MODES[MODES.index(mode) + 1 :] if mode in MODES else (FULL,)
     for mode in stronger:
         yield replace(layout, recompute=mode)
     for zero in range(layout.zero_stage + 1, 4):
-        yield replace(layout, zero=zero, shard=layout.dp)
-    if layout.shard < layout.dp:
-        yield replace(layout, shard=layout.dp)
+        yield replace(layout, zero=zero, shard=0)
+    if layout.shards < layout.dp:
+        yield replace(layout, shard=0)
     for mb in divisors(layout.mb)[:-1]:
         yield replace(layout, mb=mb)
-    if layout.tp > 1 and not layout.sp:
-        yield replace(layout, sp=True)
+    if layout.tp > 1 and not layout.sequence_parallel:
+        yield replace(layout, sp=None)
     if layout.schedule != "1f1b" and not layout.stages:
-        yield replace(layout, schedule="1f1b", v=1)
+        yield replace(layout, schedule="1f1b", v=0)
     if layout.schedule == "interleaved" and not layout.stages:
-        for v in range(2, layout.v):
+        for v in range(2, layout.chunks):
             yield replace(layout, v=v)
 
 
 def _between_axes(layout: Layout) -> Iterator[Layout]:
     """Some ranks of dp on another axis."""
-    sp = layout.sp if layout.tp > 1 else None
     for factor in divisors(layout.dp)[1:]:
         dp = layout.dp // factor
         for key in ("tp", "pp", "cp"):
             degree = getattr(layout, key) * factor
-            yield replace(layout, **{"dp": dp, "shard": dp, "stages": (), "sp": sp, key: degree})
+            yield replace(layout, **{"dp": dp, "shard": 0, "stages": (), key: degree})
 
 
 def nearest_mesh(layout: Layout, devices: int) -> Layout:

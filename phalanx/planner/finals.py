@@ -120,7 +120,7 @@ class Contenders:
 def _order(contender: Contender) -> tuple[float, int]:
     """By seconds; of equal ones the one that cuts along fewer axes comes first."""
     layout = contender.layout
-    cuts = sum(degree > 1 for degree in (layout.pp, layout.tp, layout.cp, layout.ep, layout.v))
+    cuts = sum(degree > 1 for degree in (layout.pp, layout.tp, layout.cp, layout.ep, layout.chunks))
     return float(f"{contender.seconds:.6g}"), cuts
 
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 from phalanx.core.errors import RefusedError, divisors
 from phalanx.core.estimate import Estimate
-from phalanx.core.layout import RECOMPUTE, Layout
+from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
+from phalanx.core.recompute import FULL, MODES, Recompute
 from phalanx.cost.activations import checkpointed_bytes
 from phalanx.cost.bubbles import bubble
 from phalanx.cost.state import MIXED_ADAM, sharded
@@ -42,7 +43,7 @@ def procedure(request: Request) -> Estimate:
     layouts = (
         _layout(request, tp, pp, mode)
         for pp in divisors(request.cluster.count // tp)
-        for mode in RECOMPUTE
+        for mode in MODES
     )
     layout = next((layout for layout in layouts if _fits(request, layout)), None)
     if layout is None:
@@ -60,7 +61,7 @@ def _tensor(request: Request) -> int:
     return options[-1]
 
 
-def _layout(request: Request, tp: int, pp: int, recompute: str) -> Layout:
+def _layout(request: Request, tp: int, pp: int, recompute: Recompute) -> Layout:
     dp = request.cluster.count // (tp * pp)
     return Layout(dp=dp, pp=pp, tp=tp, recompute=recompute, precision=request.precision)
 
@@ -123,7 +124,7 @@ def by_bubble(
     found = []
     for tp in (t for t in divisors(devices) if t <= 8):
         for pp in (p for p in divisors(devices // tp) if p <= shape.layers):
-            layout = Layout(dp=devices // (tp * pp), pp=pp, tp=tp, recompute="full")
+            layout = Layout(dp=devices // (tp * pp), pp=pp, tp=tp, recompute=FULL)
             size = napkin_bytes(shape, layout, tokens, m)
             if size <= capacity:
                 found.append(Napkin(layout, size, bubble("1f1b", pp, m).idle_fraction))

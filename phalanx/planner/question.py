@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from phalanx.catalog.sustained import sustained
 from phalanx.core.cluster import Cluster
 from phalanx.core.errors import RefusedError, UsageError, divisors, shorten
-from phalanx.core.layout import RECOMPUTE, Layout
+from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
-from phalanx.core.precision import formats, matrix_format
+from phalanx.core.precision import Precision
+from phalanx.core.recompute import FULL, NONE, SELECTIVE, Recompute
 from phalanx.core.sustained import Sustained
 from phalanx.cost.compute import Machine
 from phalanx.cost.practice import PHALANX, Practice
@@ -52,16 +53,16 @@ class Question:
     @property
     def v(self) -> int | None:
         """Stages per rank as schedules are asked for them."""
-        return self.layout.v if self.layout.schedule == "interleaved" else None
+        return self.layout.chunks if self.layout.schedule == "interleaved" else None
 
     @property
     def machine(self) -> Machine:
         """One device as arithmetic sees it."""
         precision, rates = self.layout.precision, self.rates
-        recipe, rest = formats(precision)
+        recipe, rest = precision.recipe, precision.rest
         return Machine(
             peak=peak_of(self.cluster, precision, rates),
-            wide=peak_of(self.cluster, rest, rates),
+            wide=peak_of(self.cluster, Precision(rest=rest), rates),
             hbm=self.cluster.accelerator.hbm,
             element=1 if recipe else {"fp32": 4, "fp64": 8}.get(rest, 2),
             accumulate=self.practice.accumulate if self.practice.fused_accumulation else 0.0,
@@ -111,33 +112,30 @@ def ask(
     """
     if seq < 1 or batch < 1:
         raise UsageError(f"seq={seq} batch={batch}; both are at least 1")
-    if layout.precision == "auto":
-        layout = replace(layout, precision="bf16")
+    layout = replace(layout, precision=layout.precision.on("bf16"))
     rates = sustained(cluster.accelerator.name)
     question = Question(shape, cluster, layout, seq, batch, practice, rates)
     refuse(question)
     return question
 
 
-def peak_of(cluster: Cluster, precision: str, rates: Sustained) -> float:
+def peak_of(cluster: Cluster, precision: Precision, rates: Sustained) -> float:
     """Dense FLOP/s of a format; where nobody published any, the one assumed with the rates.
 
     Raises:
         RefusedError: the matrix units do not run this format.
     """
     device = cluster.accelerator
-    if not device.peaks and rates.assumed_peak and precision in ("bf16", "fp16"):
+    if not device.peaks and rates.assumed_peak and precision.rest in ("bf16", "fp16"):
         return rates.assumed_peak
-    return device.peak(matrix_format(precision))
+    return device.peak(precision.matrix_format)
 
 
-def formula_mode(recompute: str) -> str:
+def formula_mode(recompute: Recompute) -> Recompute:
     """The recompute mode by which the papers count executed FLOP: none, selective or full."""
-    if recompute.startswith("full:"):
-        return "full"
-    if recompute in RECOMPUTE:
-        return recompute
-    return "selective" if "core" in recompute.split("+") else "none"
+    if recompute.segment:
+        return FULL
+    return SELECTIVE if recompute.core else NONE
 
 
 def refuse(question: Question) -> None:
@@ -163,9 +161,9 @@ def refuse(question: Question) -> None:
             "it cannot; `phalanx schedule` times the file"
         )
     needed = 2 if layout.schedule in TWO_STAGES else 1
-    if layout.schedule != "interleaved" and layout.v != needed:
+    if layout.schedule != "interleaved" and layout.chunks != needed:
         raise RefusedError(
-            f"schedule={layout.schedule} has {needed} stages per rank, not v={layout.v}; "
+            f"schedule={layout.schedule} has {needed} stages per rank, not v={layout.chunks}; "
             f"use v={needed}, or schedule=interleaved"
         )
     layout.layers_of_stages(shape.layers)

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from phalanx.core.model import ModelShape
+from phalanx.core.recompute import NONE
 from phalanx.core.traffic import Collective
 from phalanx.cost.axes.tensor import attention_inputs
 from phalanx.cost.blocks import HALF, Slice, block_work, embedding_work, head_work
@@ -155,7 +156,7 @@ def _unit(
     machine, layout, practice = question.machine, question.layout, question.practice
     alone = 0.0 if practice.fused_accumulation else practice.accumulate
     cost = total(works, machine)
-    mode = layout.recompute if repeats else "none"
+    mode = layout.recompute if repeats else NONE
     repeated = again(works, machine, mode, stops_early=practice.stops_early)
     terms = {
         "products at peak": cost.peak,
@@ -232,9 +233,9 @@ def _tensor_messages(question: Question, around: Around, cost: Cost) -> Iterable
     t, tokens = layout.tp, HALF * layout.mb * question.seq / layout.cp
     on = group_links(question, Group(t, question.stride["tp"]))
     rows, gathered = around.rows, around.gathered
-    repeats = int(layout.segment > 0 and rows > 0 and len(gathered) > 0)
+    repeats = int(layout.recompute.segment > 0 and rows > 0 and len(gathered) > 0)
     products = cost.products.times(1 / (2 * max(len(around.columns) + rows, 1)))
-    add_up: Collective = "reduce_scatter" if layout.sp else "all_reduce"
+    add_up: Collective = "reduce_scatter" if layout.sequence_parallel else "all_reduce"
     each = seconds(add_up, tokens * h, on)
     times = (rows, repeats * (rows - 1))
     yield Sent("tensor", add_up, "sums", tokens * h, times, each, (each, each), t)
@@ -242,7 +243,7 @@ def _tensor_messages(question: Question, around: Around, cost: Cost) -> Iterable
         each = seconds(add_up, tokens * width, on)
         shown = (0, _beside(question, each, products.W))
         yield Sent("tensor", add_up, "gradients", tokens * width, (0, count), each, shown, t)
-    if not layout.sp:
+    if not layout.sequence_parallel:
         return
     for width in dict.fromkeys((h, *gathered)):
         each = seconds("all_gather", tokens * width, on)
@@ -295,7 +296,7 @@ def _expert_message(question: Question) -> Sent:
     far = tokens * expected_ranks(e // r, shape.top_k) * (1 - r / e)
     times = near / on.near.bandwidth, far / on.far.bandwidth
     each = max(times) + (on.far if on.spans else on.near).latency
-    again_too = 2 if layout.segment else 0
+    again_too = 2 if layout.recompute.segment else 0
     times = (2, 2 + again_too)
     return Sent("expert", "all_to_all", "tokens", size, times, each, (each, each), e)
 

@@ -12,6 +12,7 @@ from phalanx.catalog.sustained import sustained
 from phalanx.core.cluster import Cluster
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
+from phalanx.core.precision import BF16, Precision
 from phalanx.cost.practice import PHALANX, Practice
 from phalanx.planner.bulk_memory import Held, Ledger
 from phalanx.planner.bulk_moments import RankBytes
@@ -55,7 +56,7 @@ class Request:
     seq: int
     batch: int
     limits: Limits = field(default_factory=dict)
-    precision: str = "bf16"
+    precision: Precision = BF16
     practice: Practice = PHALANX
     top: int = 10
 

@@ -66,7 +66,7 @@ def why(found: Found, words: str, *, binary: bool = False) -> Why:
 
 def _one(found: Found, words: str, *, binary: bool) -> Why:
     request, layout = found.request, Layout.parse(words)
-    if layout.precision == "auto":
+    if layout.precision.is_auto:
         layout = replace(layout, precision=request.precision)
     shape, cluster, practice = request.shape, request.cluster, request.practice
     if layout.ranks != cluster.count:

@@ -97,7 +97,7 @@ def lowered(layout: Layout, m: int, reduce_every: bool) -> Schedule:
 def _of_layout(layout: Layout, m: int) -> Schedule:
     if layout.schedule.endswith(".csv"):
         return schedule_to_train(layout, m)
-    chunks = 2 if layout.schedule in TWO_STAGES else layout.v
+    chunks = 2 if layout.schedule in TWO_STAGES else layout.chunks
     return build(layout.schedule, layout.pp, m, chunks)
 
 

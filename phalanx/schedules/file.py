@@ -46,7 +46,7 @@ def schedule_to_train(layout: Layout, m: int) -> Schedule:
     chunks = schedule.v // schedule.copies
     for key, asked, found in (
         ("pp", layout.pp, schedule.p),
-        ("v", layout.v, chunks),
+        ("v", layout.chunks, chunks),
         ("micro-batches", m, schedule.m),
     ):
         if asked != found:

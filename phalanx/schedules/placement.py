@@ -73,7 +73,7 @@ def placement(layout: Layout) -> Placement:
         case name if name.endswith(".csv"):
             return placement_of(read_schedule(name))
         case _:
-            return looped(layout.pp, layout.v)
+            return looped(layout.pp, layout.chunks)
 
 
 def placement_of(schedule: Schedule) -> Placement:

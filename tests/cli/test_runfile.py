@@ -59,7 +59,7 @@ def test_a_layout_on_the_command_line_stands_instead_of_the_files(run_file: Path
 
 def test_one_key_of_the_layout_can_be_set_alone(run_file: Path) -> None:
     run = load_run(run_file, sets=["layout.mb=4", "layout.sp=off", "layout.tp=1"])
-    assert run.layout == Layout(dp=2, tp=1, mb=4)
+    assert run.layout == Layout(dp=2, tp=1, mb=4, sp=False)
     assert load_run(sets=["layout.mb=4"]).layout == Layout(pp=2, tp=2, mb=4)
 
 

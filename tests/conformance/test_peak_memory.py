@@ -152,7 +152,7 @@ def planned_over_measured(shape: ModelShape, line: str, pp_rank: int) -> float:
     layout = Layout.parse(line)
     batch = (3 if layout.pp == 1 else 2 * layout.pp) * layout.dp * layout.mb
     run = Run(model=shape, layout=layout, recipe=Recipe(seq=SEQ, batch=batch))
-    schedule = build(layout.schedule, layout.pp, run.micro_batches, layout.v)
+    schedule = build(layout.schedule, layout.pp, run.micro_batches, layout.chunks)
     in_flight = peak_in_flight(schedule)[pp_rank]
     planned = rank_memory(shape, layout, SEQ, pp_rank, in_flight, OURS).allocated
     rank = layout.rank_at(layout.coordinates(0)._replace(pp=pp_rank))

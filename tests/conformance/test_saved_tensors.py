@@ -34,7 +34,7 @@ from phalanx.trainer.parallel.context import ContextParallel
 from phalanx.trainer.parallel.mesh import Mesh, build_mesh
 from phalanx.trainer.parallel.tensor import TensorParallel
 from phalanx.trainer.precision.arithmetic import choose
-from phalanx.trainer.precision.dtypes import Precision
+from phalanx.trainer.precision.dtypes import Dtypes
 
 SEQ = 32
 LLAMA = ModelShape(hidden=64, heads=8, kv_heads=4, ffn=192, vocab=96)
@@ -153,9 +153,9 @@ def predicted(saved: tuple[Saved, ...], layout: Layout) -> float:
 def test_a_block_keeps_what_the_ledger_says(shape: ModelShape, line: str):
     layout = Layout.parse(line)
     with tensor_group(layout.tp) as group:
-        tp = TensorParallel(group, sequence=bool(layout.sp))
+        tp = TensorParallel(group, sequence=layout.sequence_parallel)
         block = Block(0, shape, Recipe(), tp)
-        block.keep(SavedHere(layout.recomputed_parts))
+        block.keep(SavedHere(layout.recompute.parts))
         fill(block, layout.tp, torch.float32)
         x = torch.ones(SEQ // tp.sequence_parts, layout.mb, shape.hidden, requires_grad=True)
         found = measured(lambda: block(x, micro_batch(layout.mb)), block)
@@ -171,7 +171,7 @@ def test_a_rank_keeps_of_its_part_of_a_sequence_what_it_would_keep_alone(
 ):
     layout = Layout(mb=3, recompute=recompute)
     block = Block(0, shape, Recipe(), TensorParallel(alone(), sequence=False))
-    block.keep(SavedHere(layout.recomputed_parts))
+    block.keep(SavedHere(layout.recompute.parts))
     fill(block, 1, torch.float32)
     x = torch.ones(SEQ, layout.mb, shape.hidden, requires_grad=True)
     with tensor_group(4, "context") as group:
@@ -189,8 +189,8 @@ def test_a_rank_keeps_of_its_part_of_a_sequence_what_it_would_keep_alone(
 def test_a_block_lets_go_of_the_parts_that_are_recomputed(shape: ModelShape, line: str):
     layout = Layout.parse(line)
     with tensor_group(layout.tp) as group:
-        tp = TensorParallel(group, sequence=bool(layout.sp))
-        block, decides = Block(0, shape, Recipe(), tp), SavedHere(layout.recomputed_parts)
+        tp = TensorParallel(group, sequence=layout.sequence_parallel)
+        block, decides = Block(0, shape, Recipe(), tp), SavedHere(layout.recompute.parts)
         block.keep(decides)
         fill(block, layout.tp, torch.float32)
         x = torch.ones(SEQ // tp.sequence_parts, layout.mb, shape.hidden, requires_grad=True)
@@ -221,10 +221,12 @@ def test_llama_blocks_in_bf16_keep_what_the_ledger_says():
 def test_a_block_keeps_inputs_of_products_in_few_bits(line: str, recipe: str):
     layout = Layout.parse(f"{line} precision={recipe}")
     with fake_mesh(layout) as mesh:
-        arithmetic = choose(Precision.named(recipe, torch.device("cpu")), mesh)
-        tp = TensorParallel(mesh.tensor, sequence=bool(layout.sp), products=arithmetic.products)
+        arithmetic = choose(Dtypes.named(recipe, torch.device("cpu")), mesh)
+        tp = TensorParallel(
+            mesh.tensor, sequence=layout.sequence_parallel, products=arithmetic.products
+        )
         block = Block(0, WIDE, Recipe(), tp)
-        block.keep(SavedHere(layout.recomputed_parts))
+        block.keep(SavedHere(layout.recompute.parts))
         fill(block, layout.tp, torch.bfloat16)
         arithmetic.history.take_up(1)  # past the step that calibrates
         size = (SEQ // tp.sequence_parts, layout.mb, WIDE.hidden)
@@ -250,7 +252,7 @@ def fake_mesh(layout: Layout) -> Iterator[Mesh]:
 def test_the_head_keeps_what_the_ledger_says(line: str):
     layout = Layout.parse(line)
     with tensor_group(layout.tp) as group:
-        tp = TensorParallel(group, sequence=bool(layout.sp))
+        tp = TensorParallel(group, sequence=layout.sequence_parallel)
         head = Head(LLAMA, Recipe(), tp, tied=None)
         fill(head, layout.tp, torch.float32)
         x = torch.ones(SEQ // tp.sequence_parts, layout.mb, LLAMA.hidden, requires_grad=True)

@@ -1,11 +1,14 @@
 """A layout is one line: it prints, parses, numbers ranks, cuts layers and batches, or refuses."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.core.errors import RefusedError, UsageError
-from phalanx.core.layout import RECOMPUTE, SCHEDULES, Coordinates, Layout, share
+from phalanx.core.layout import SCHEDULES, Coordinates, Layout, share
+from phalanx.core.recompute import MODES
 
 degrees = st.integers(1, 6)
 
@@ -23,7 +26,7 @@ def layouts(draw: st.DrawFn) -> Layout:
         v=draw(st.integers(1, 3)),
         schedule=draw(st.sampled_from(SCHEDULES)),
         mb=draw(degrees),
-        recompute=draw(st.sampled_from((*RECOMPUTE, "full:4", "core", "norms+mlp"))),
+        recompute=draw(st.sampled_from((*MODES, "full:4", "core", "norms+mlp"))),
         offload=draw(st.sampled_from(("none", "nvme", "activations+optimizer"))),
         reshard=draw(st.booleans()),
         logits=draw(st.sampled_from((0, 1, 1024))),
@@ -69,9 +72,17 @@ def test_what_is_not_named_has_its_default() -> None:
 
 
 def test_sequence_parallelism_is_on_where_there_is_tensor_parallelism() -> None:
-    assert Layout(tp=2).sp is True
-    assert Layout(tp=2, sp=False).sp is False
-    assert Layout(tp=1, sp=True).sp is False
+    assert Layout(tp=2).sequence_parallel is True
+    assert Layout(tp=2, sp=False).sequence_parallel is False
+    assert Layout(tp=1, sp=True).sequence_parallel is False
+
+
+def test_a_layout_keeps_what_was_asked_when_a_degree_is_changed() -> None:
+    assert replace(Layout(tp=1), tp=2).sequence_parallel is True
+    assert replace(Layout(dp=4), dp=8).shards == 8
+    assert replace(Layout(dp=8), dp=4).shards == 4
+    assert replace(Layout(schedule="zb-v"), schedule="1f1b").chunks == 1
+    assert replace(Layout(dp=4, shard=2), dp=8).replicas == 4
 
 
 @pytest.mark.parametrize(

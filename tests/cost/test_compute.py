@@ -8,6 +8,7 @@ from phalanx.catalog import load
 from phalanx.catalog.sustained import sustained
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
+from phalanx.core.recompute import Recompute
 from phalanx.cost.blocks import Slice, block_work, embedding_work, head_work
 from phalanx.cost.compute import Machine, Product, Scores, Sweep, again, fill, price, total
 from phalanx.cost.flops import flops_per_token
@@ -127,8 +128,8 @@ def test_full_recomputation_repeats_a_forward_and_early_stopping_less():
     shape = load.model("llama-2-7b")
     works = block_work(slice_of(shape, practice=MEGATRON_CORE), routed=False)
     forward = total(works, MACHINE).busy.F
-    everything = again(works, MACHINE, "full", stops_early=False).seconds
-    less = again(works, MACHINE, "full", stops_early=True).seconds
+    everything = again(works, MACHINE, Recompute.parse("full"), stops_early=False).seconds
+    less = again(works, MACHINE, Recompute.parse("full"), stops_early=True).seconds
     assert everything == pytest.approx(forward)
     down = shape.ffn / (4 * shape.hidden + 3 * shape.ffn)  # share of products
     assert less == pytest.approx(forward * (1 - down), rel=0.08)
@@ -140,10 +141,13 @@ def test_every_part_repeats_some_of_the_forward(name):
     forward = total(works, MACHINE).busy.F
     modes = ["selective", "norms", "activation", "operators", "mlp"]
     modes += ["latent", "experts"] if "v3" in name else []
-    seconds = {mode: again(works, MACHINE, mode, stops_early=False).seconds for mode in modes}
+    seconds = {
+        mode: again(works, MACHINE, Recompute.parse(mode), stops_early=False).seconds
+        for mode in modes
+    }
     assert all(0 < time < forward for time in seconds.values())
-    assert again(works, MACHINE, "none", stops_early=False).seconds == 0
-    both = again(works, MACHINE, "norms+mlp", stops_early=False).seconds
+    assert again(works, MACHINE, Recompute.parse("none"), stops_early=False).seconds == 0
+    both = again(works, MACHINE, Recompute.parse("norms+mlp"), stops_early=False).seconds
     assert both == pytest.approx(seconds["norms"] + seconds["mlp"])
 
 

@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.catalog import load
-from phalanx.core.errors import UsageError
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.cost.activations import paper_layer_bytes
@@ -116,8 +115,3 @@ def test_the_head_keeps_its_logits_in_fp32_cut_over_tp():
     saved = {item.name: item for item in head_saved(shape, 2, OURS)}
     assert saved["logits"].bytes == 4 * 128256
     assert saved["logits"].cut == "tp"
-
-
-def test_an_unknown_recompute_mode_is_refused():
-    with pytest.raises(UsageError, match="none, selective, full"):
-        kept((), "half")

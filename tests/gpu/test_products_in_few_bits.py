@@ -10,7 +10,7 @@ from phalanx.oracle.cases import Question
 from phalanx.trainer.engine.step import build_engine, train_step
 from phalanx.trainer.parallel.mesh import build_mesh
 from phalanx.trainer.precision.arithmetic import choose
-from phalanx.trainer.precision.dtypes import Precision
+from phalanx.trainer.precision.dtypes import Dtypes
 from phalanx.trainer.precision.formats import E4M3, E5M2, Format
 from phalanx.trainer.precision.multiply import emulated, has_native_products, native
 from phalanx.trainer.precision.per_tensor import Current, quantized
@@ -55,5 +55,5 @@ def test_the_kernels_are_chosen_and_told():
     case = Question("precision=fp8").case()
     device = torch.device("cuda")
     mesh = build_mesh(case.run.layout, device)
-    told = choose(Precision.named("fp8", device), mesh).told
+    told = choose(Dtypes.named("fp8", device), mesh).told
     assert told == "FP8, delayed scaling, by torch._scaled_mm; bf16 elsewhere"

@@ -41,15 +41,15 @@ def tags(question: Question) -> set[str]:
     """Everything that a question has."""
     layout = Layout.parse(question.layout)
     found = {axis for axis in ("dp", "pp", "tp", "cp") if getattr(layout, axis) > 1}
-    found |= {question.masked, layout.schedule, layout.recompute, *question.features}
+    found |= {question.masked, layout.schedule, str(layout.recompute), *question.features}
     found |= {f"zero={layout.zero}"} if layout.sharers > 1 else set()
     found |= {layout.context} if layout.cp > 1 else set()
     conditions = {
-        "shard": 1 < layout.shard < layout.dp,
-        "copies": layout.shard == 1 < layout.dp,
-        "v": layout.v > 1,
+        "shard": 1 < layout.shards < layout.dp,
+        "copies": layout.shards == 1 < layout.dp,
+        "v": layout.chunks > 1,
         "mb": layout.mb > 1,
-        "sp=off": layout.tp > 1 and not layout.sp,
+        "sp=off": layout.tp > 1 and not layout.sequence_parallel,
         "stages": bool(layout.stages),
         "documents": question.documents,
     }

@@ -7,8 +7,10 @@ import pytest
 
 from phalanx.catalog import load
 from phalanx.core.errors import RefusedError, divisors
-from phalanx.core.layout import RECOMPUTE, Layout
+from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
+from phalanx.core.precision import Precision
+from phalanx.core.recompute import MODES
 from phalanx.planner.asked import read_limits
 from phalanx.planner.bytes import rank_bytes
 from phalanx.planner.candidates import MEMORY, SEARCHED
@@ -36,7 +38,7 @@ def every_layout(devices: int, batch: int) -> list[Layout]:
         if batch % dp:
             continue
         for mb, zero, shard, mode, sp in product(
-            divisors(batch // dp), range(4), divisors(dp), RECOMPUTE, (True, False)
+            divisors(batch // dp), range(4), divisors(dp), MODES, (True, False)
         ):
             if (zero == 0 and shard < dp) or (zero > 0 and shard == 1) or (sp and tp == 1):
                 continue
@@ -69,7 +71,7 @@ def priced() -> dict[Layout, tuple[float, float]]:
     for layout in every_layout(8, 16):
         try:
             question = ask(SMALL, request.cluster, layout, 4096, 16)
-            v = layout.v if layout.schedule == "interleaved" else None
+            v = layout.chunks if layout.schedule == "interleaved" else None
             build(layout.schedule, layout.pp, question.micro_batches, v)
         except RefusedError:
             continue
@@ -93,7 +95,7 @@ def test_nothing_that_fits_is_faster_than_its_best(priced):
         sharded = layout.zero in (1, 3) or layout.dp == 1  # where every stage is the same
         if size > 12e9 or layout.cp > 1 or layout.mb > 1 or not sharded:
             continue
-        if layout.recompute == "selective":
+        if str(layout.recompute) == "selective":
             continue
         seconds = step_seconds(ask(SMALL, found.request.cluster, layout, 4096, 16))
         best[mesh_of(layout)] = min(best.get(mesh_of(layout), seconds), seconds)
@@ -127,9 +129,9 @@ def test_what_is_shown_fits_and_costs_what_estimate_says():
     [
         ("tp=2", lambda layout: layout.tp == 2),
         ("pp=2|4 cp=1", lambda layout: layout.pp in (2, 4) and layout.cp == 1),
-        ("schedule=1f1b recompute=full", lambda layout: layout.recompute == "full"),
-        ("zero=3 shard=4", lambda layout: (layout.zero, layout.shard) == (3, 4)),
-        ("sp=off tp=4", lambda layout: not layout.sp),
+        ("schedule=1f1b recompute=full", lambda layout: str(layout.recompute) == "full"),
+        ("zero=3 shard=4", lambda layout: (layout.zero, layout.shards) == (3, 4)),
+        ("sp=off tp=4", lambda layout: not layout.sequence_parallel),
     ],
 )
 def test_limits_hold_for_all_that_is_found(words: str, holds):
@@ -153,7 +155,11 @@ def test_a_limit_that_divides_nothing_is_refused(words: str, message: str):
 
 def test_a_format_that_the_devices_lack_is_refused():
     request = Request(
-        shape=SMALL, cluster=load.cluster("a100x8"), seq=4096, batch=16, precision="fp8"
+        shape=SMALL,
+        cluster=load.cluster("a100x8"),
+        seq=4096,
+        batch=16,
+        precision=Precision.parse("fp8"),
     )
     with pytest.raises(RefusedError, match="no fp8 matrix units"):
         search(request)

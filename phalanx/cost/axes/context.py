@@ -52,7 +52,7 @@ def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
 def _of_block(run: Run) -> Iterator[Transfer]:
     """What one block sends for one micro-batch."""
     layout = run.layout
-    again = layout.segment > 0 or "core" in layout.recomputed_parts
+    again = layout.recompute.segment > 0 or "core" in layout.recompute.parts
     forwards = 2 if again else 1
     match layout.context:
         case "ring":

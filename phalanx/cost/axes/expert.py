@@ -54,7 +54,7 @@ def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
         yield Transfer("data", "all_reduce", "expert loads", loads)
     if layers and placement(layout).copies > 1:
         yield Transfer("pipeline", "all_reduce", "expert loads both ways", loads)
-    again = layers if layout.segment else 0
+    again = layers if layout.recompute.segment else 0
     compute, wide = bytes_per_element(layout)
     forwards = m * (layers + again)
     if layout.cp > 1 and (run.recipe.balance_loss or run.recipe.capacity):

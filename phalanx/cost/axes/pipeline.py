@@ -75,17 +75,17 @@ def _refuse_chunks(layout: Layout) -> None:
     if layout.schedule.endswith(".csv"):
         return
     if layout.schedule == "interleaved":
-        if min(layout.pp, layout.v) == 1:
+        if min(layout.pp, layout.chunks) == 1:
             raise RefusedError(
-                f"pp={layout.pp} v={layout.v} has nothing to interleave; use pp and v of at least "
-                "2, or schedule=1f1b with v=1"
+                f"pp={layout.pp} v={layout.chunks} has nothing to interleave; use pp and v of at "
+                "least 2, or schedule=1f1b with v=1"
             )
         return
     needed = 2 if layout.schedule in FOLDED else 1
-    if layout.v != needed:
+    if layout.chunks != needed:
         raise RefusedError(
             f"schedule={layout.schedule} has {needed} stage{'s' * (needed > 1)} per rank, not "
-            f"v={layout.v}; use schedule=interleaved, or v={needed}"
+            f"v={layout.chunks}; use schedule=interleaved, or v={needed}"
         )
 
 
@@ -112,7 +112,7 @@ def _refuse_synchrony(run: Run) -> None:
         (shape.tied and layout.pp > 1, "a tied table moves on both ends", "model.tied=false"),
         (shape.is_moe, "experts are balanced once a step", "model.experts=0"),
         (
-            layout.precision not in ("auto", "fp64", "fp32", "bf16"),
+            layout.precision.recipe or layout.precision.rest == "fp16",
             f"precision={layout.precision} has scales that all stages agree on",
             "precision=bf16",
         ),
@@ -130,7 +130,7 @@ def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
     if layout.pp == 1:
         return
     compute, wide = bytes_per_element(layout)
-    parts = layout.tp if layout.sp else 1
+    parts = layout.tp if layout.sequence_parallel else 1
     size = tokens_at(run) // parts * run.model.hidden * compute
     where = placement(layout)
     for stage in where.stages_of(at.pp):

@@ -106,7 +106,7 @@ def attention_inputs(shape: ModelShape) -> tuple[int, ...]:
 def _columns(run: Run, width: int, operand: OperandBytes) -> Messages:
     """Around products by columns, of one input of `width` that travels as an operand."""
     size = width * bytes_per_element(run.layout)[0]
-    if not run.layout.sp:
+    if not run.layout.sequence_parallel:
         return Counter({("all_reduce", "tp input gradient", size): 1})
     sent = Messages({("reduce_scatter", "tp input gradient", size): 1})
     sent.update(_operand("tp input", operand))
@@ -125,7 +125,7 @@ def _operand(purpose: str, operand: OperandBytes) -> Messages:
 def _gather(run: Run, width: int) -> Messages:
     """To have the whole sequence of something, and to add up its gradient."""
     size = width * bytes_per_element(run.layout)[0]
-    if not run.layout.sp:
+    if not run.layout.sequence_parallel:
         return Counter({("all_reduce", "tp input gradient", size): 1})
     return Counter(
         {
@@ -138,7 +138,7 @@ def _gather(run: Run, width: int) -> Messages:
 def _rows(run: Run, count: int) -> Messages:
     """Around `count` products by rows."""
     h = run.model.hidden * bytes_per_element(run.layout)[0]
-    if not run.layout.sp:
+    if not run.layout.sequence_parallel:
         return Counter({("all_reduce", "tp output", h): count})
     return Counter(
         {
@@ -177,21 +177,25 @@ def _again(run: Run, layers: range, layer: int) -> Messages:
     element = bytes_per_element(layout)[0]
     plain, operands = list[int](), list[int]()
     again = Messages()
-    if layout.segment:
+    if layout.recompute.segment:
         whole = run.recipe.dropout or (layout.compile and not shape.routes(layer))
         stops = not whole and layer in segment_ends(layout, layers)
-        collective: Collective = "reduce_scatter" if layout.sp else "all_reduce"
+        collective: Collective = "reduce_scatter" if layout.sequence_parallel else "all_reduce"
         again[collective, "tp output", h * element] = 1 if stops else 2
         operands = [*attention_inputs(shape)]
         (plain if shape.routes(layer) else operands).append(h)
         plain += [shape.qk_rope] * shape.is_mla
     else:
-        by_operator, mlp = (part in layout.recomputed_parts for part in ("operators", "mlp"))
+        by_operator, mlp = (part in layout.recompute.parts for part in ("operators", "mlp"))
         operands = [h] * (by_operator and not shape.is_mla)
         operands += [h] * ((by_operator or mlp) and not shape.routes(layer))
-        if shape.routes(layer) and layout.sp and layout.recomputed_parts & {"norms", "operators"}:
+        if (
+            shape.routes(layer)
+            and layout.sequence_parallel
+            and layout.recompute.parts & {"norms", "operators"}
+        ):
             again["all_gather", "tp input again", h * element] = 1
-    if layout.sp:
+    if layout.sequence_parallel:
         for width in plain:
             again["all_gather", "tp input", width * element] += 1
         for width in operands:

@@ -7,6 +7,8 @@ from itertools import product
 
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
+from phalanx.core.precision import Precision
+from phalanx.core.recompute import FULL, MODES, Recompute
 from phalanx.planner.published.cells import Row, UnusableError, needed, whole
 
 SCHEDULES = {
@@ -89,7 +91,7 @@ def _layouts(row: Row, shape: ModelShape, batch: int, assumptions: list[str]) ->
         v=v,
         schedule=schedule,
         stages=stages,
-        precision=precision,
+        precision=Precision.parse(precision),
         sp=row.get("sequence_parallel", "").startswith("yes") or precision != "fp16",
     )
     sizes = _micro_batches(row, dp, batch, assumptions)
@@ -129,23 +131,23 @@ def _micro_batches(row: Row, dp: int, batch: int, assumptions: list[str]) -> lis
     return [size for size in (1, 2, 4, 8) if batch % (dp * size) == 0] or [1]
 
 
-def _recompute(row: Row, assumptions: list[str]) -> list[str]:
+def _recompute(row: Row, assumptions: list[str]) -> list[Recompute]:
     """The recompute modes that a row leaves open; parts are named as in Megatron Core."""
     text = row.get("recompute", "").lower().strip()
     if not text:
         assumptions.append("least recomputation that fits")
-        return ["none", "selective", "full"]
+        return [*MODES]
     if text in ("none", "full", "selective"):
-        return [text]
+        return [Recompute.parse(text)]
     if text.startswith("full"):
-        return ["full"]
+        return [FULL]
     if "per-op" in text:
-        return ["operators"]
+        return [Recompute.parse("operators")]
     named = re.split(r"[+,]", text.partition(":")[2] or text)
     parts = [PARTS[name.strip()] for name in named if name.strip() in PARTS]
     if not parts:
         assumptions.append(f"recompute {text!r} taken as selective")
-    return ["+".join(dict.fromkeys(parts)) or "selective"]
+    return [Recompute.parse("+".join(parts) or "selective")]
 
 
 def _zero(row: Row) -> int:

@@ -301,7 +301,7 @@ def _counted(row: Row, shape: ModelShape, layout: Layout, seq: int) -> float:
     Full attention, except with FP8, whose programs count the causal half; recomputation only
     where the FLOP/s are those of the row's HFU.
     """
-    causal = layout.precision == "fp8"
+    causal = layout.precision.recipe == "fp8"
     needed = flops_per_token(shape, seq, causal)
     hardware = number(row, "hfu_pct") is not None and number(row, "mfu_pct") is None
     if hardware or COUNTS_RECOMPUTE.search(row.get("notes", "")):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from phalanx.core.errors import RefusedError, UsageError
 from phalanx.core.estimate import SIGMAS_OF_80_PERCENT, Estimate
-from phalanx.core.layout import RECOMPUTE
+from phalanx.core.recompute import MODES
 from phalanx.cost.flops import flops_per_token, recompute_flops_per_token
 from phalanx.planner.estimate import answer
 from phalanx.planner.published.cells import Row, UnusableError
@@ -155,7 +155,7 @@ def _choose(run: PublishedRun) -> tuple[Question, Estimate]:
         raise reason
     fitting = [pair for pair in asked if pair[1].fits] or asked[-1:]
     modes = {question.layout.recompute for question, _ in fitting}
-    least = min(modes, key=lambda mode: RECOMPUTE.index(mode) if mode in RECOMPUTE else -1)
+    least = min(modes, key=lambda mode: MODES.index(mode) if mode in MODES else -1)
     candidates = [pair for pair in fitting if pair[0].layout.recompute == least]
     return min(candidates, key=lambda pair: pair[1].step_seconds)
 

@@ -203,6 +203,6 @@ def memory_of(layout: Layout, device: torch.device, folder: str) -> Memory:
         device: of this rank.
         folder: for files; empty means the system's own folder for such.
     """
-    if "nvme" in layout.offloads:
+    if layout.offload.nvme:
         return OnDisk(device, folder)
-    return OnHost(device) if "optimizer" in layout.offloads else OnDevice(device)
+    return OnHost(device) if layout.offload.optimizer else OnDevice(device)

@@ -28,7 +28,7 @@ from phalanx.trainer.parallel.context import ContextParallel
 from phalanx.trainer.parallel.data import ShardedUnit
 from phalanx.trainer.parallel.mesh import Mesh
 from phalanx.trainer.precision.arithmetic import Arithmetic, choose
-from phalanx.trainer.precision.dtypes import Precision
+from phalanx.trainer.precision.dtypes import Dtypes
 from phalanx.trainer.precision.loss_scale import LossScale
 
 
@@ -110,7 +110,7 @@ class Engine:
 def build_engine(run: Run, mesh: Mesh) -> Engine:
     """Build this rank's part of the model, its optimizer and its executor."""
     layout = run.layout
-    precision = Precision.of(run, mesh.device)
+    precision = Dtypes.of(run, mesh.device)
     schedule = lowered(layout, run.micro_batches, layout.reduces_every)
     arithmetic = choose(precision, mesh)
     source = starting_values(run)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from phalanx.trainer.engine.offload import Memory, OnDevice
 from phalanx.trainer.model.parameters import Box, Declaration, Held
-from phalanx.trainer.precision.dtypes import Precision
+from phalanx.trainer.precision.dtypes import Dtypes
 
 Source = Callable[[Declaration, Box], Tensor]  # the values of one box of a parameter
 
@@ -60,7 +60,7 @@ class Unit:
         held: Sequence[Held],
         tensor: tuple[int, int],
         parts: tuple[int, int],
-        precision: Precision,
+        precision: Dtypes,
         expert: tuple[int, int] = (1, 0),
     ) -> None:
         """Lay out the vector.

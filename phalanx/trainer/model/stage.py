@@ -24,7 +24,7 @@ from phalanx.trainer.parallel.data import Reducer, ShardedUnit
 from phalanx.trainer.parallel.expert import ExpertParallel
 from phalanx.trainer.parallel.mesh import Mesh
 from phalanx.trainer.parallel.tensor import TensorParallel
-from phalanx.trainer.precision.dtypes import Precision
+from phalanx.trainer.precision.dtypes import Dtypes
 from phalanx.trainer.precision.product import Products
 
 Part = Embedding | Block | Head
@@ -177,7 +177,7 @@ def _run(part: Part, x: Tensor | None, batch: MicroBatch, *, logits: bool) -> Te
 
 
 def build_stages(
-    run: Run, mesh: Mesh, precision: Precision, products: Products, source: Source
+    run: Run, mesh: Mesh, precision: Dtypes, products: Products, source: Source
 ) -> dict[int, Stage]:
     """Build the stages that this rank holds, filled with their first weights from `source`.
 
@@ -187,7 +187,7 @@ def build_stages(
     layout, where = mesh.layout, placement(mesh.layout)
     layers = layout.layers_of_stages(run.model.layers)
     maker = _UnitMaker(run, mesh, precision, source)
-    host = HostBuffers(mesh.device) if "activations" in layout.offloads else None
+    host = HostBuffers(mesh.device) if layout.offload.activations else None
     stages = {}
     table: Table | None = None
     for index in sorted(where.stages_of(mesh.at.pp), key=lambda stage: stage % where.depth):
@@ -195,12 +195,12 @@ def build_stages(
         first = sum(layers[:place])
         gradients = WeightGradients()
         tp = TensorParallel(
-            mesh.tensor, sequence=bool(layout.sp), products=products, gradients=gradients
+            mesh.tensor, sequence=layout.sequence_parallel, products=products, gradients=gradients
         )
         parts = _parts(
             run, (tp, ExpertParallel(mesh.expert)), range(first, first + layers[place]), table
         )
-        saved = Saved(layout.recomputed_parts, host)
+        saved = Saved(layout.recompute.parts, host)
         for part in parts:
             if isinstance(part, Block):
                 part.keep(saved)
@@ -217,7 +217,7 @@ def build_stages(
             units=per_part,
             reducer=Reducer(unique, elsewhere=made_before.intersection(unique)),
             gradients=gradients,
-            recomputes=layout.segment,
+            recomputes=layout.recompute.segment,
             saved=saved,
         )
     return stages
@@ -277,7 +277,7 @@ def compile_block(block: Block, recipe: Recipe, *, whole: bool) -> None:
 class _UnitMaker:
     """Makes the units of a rank's parts; a tied table is one unit of two parts."""
 
-    def __init__(self, run: Run, mesh: Mesh, precision: Precision, source: Source) -> None:
+    def __init__(self, run: Run, mesh: Mesh, precision: Dtypes, source: Source) -> None:
         self.run, self.mesh, self.precision, self.source = run, mesh, precision, source
         self.memory = memory_of(mesh.layout, mesh.device, run.data.offload_folder)
         self.made: dict[nn.Module, list[ShardedUnit]] = {}

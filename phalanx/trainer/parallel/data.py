@@ -49,9 +49,9 @@ class ShardedUnit:
         """
         self.unit, self.mesh, self.copies, self.tied = unit, mesh, copies, tied
         self.memory, stage = memory or OnDevice(mesh.device), mesh.layout.zero_stage
-        self.apart = bool(mesh.layout.offloads & {"optimizer", "nvme"})
+        self.apart = mesh.layout.offload.state
         self.sharded, self.frees_grads = stage >= 1, stage >= 2 or self.apart
-        self.frees_weights = stage >= 3 or "nvme" in mesh.layout.offloads
+        self.frees_weights = stage >= 3 or mesh.layout.offload.nvme
         if unit.shared_stop > unit.partial_stop and mesh.heads.size == 1:
             raise ValueError(f"{unit.name} has shared heads; build_mesh needs model.kv_heads")
         unit.allocate(

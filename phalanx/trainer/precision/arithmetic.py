@@ -13,7 +13,7 @@ import torch
 from phalanx.trainer.parallel.comm import Group
 from phalanx.trainer.parallel.mesh import Mesh
 from phalanx.trainer.precision.blocks import Blocks
-from phalanx.trainer.precision.dtypes import Precision
+from phalanx.trainer.precision.dtypes import Dtypes
 from phalanx.trainer.precision.history import AmaxHistory
 from phalanx.trainer.precision.multiply import emulated, has_native_products, native
 from phalanx.trainer.precision.nvfp4 import Nvfp4
@@ -46,7 +46,7 @@ class Arithmetic:
     told: str
 
 
-def choose(precision: Precision, mesh: Mesh) -> Arithmetic:
+def choose(precision: Dtypes, mesh: Mesh) -> Arithmetic:
     """What the run's precision asks for, by the kernels that this device has."""
     history = AmaxHistory([mesh.tensor, mesh.data, mesh.twins], mesh.device)
     if not precision.recipe:
@@ -70,7 +70,7 @@ def _currents(groups: _Groups) -> tuple[Current, Current, Current]:
     return Current(of_input), Current(of_weight), Current(of_gradient)
 
 
-def _tell(precision: Precision, *, native: bool) -> str:
+def _tell(precision: Dtypes, *, native: bool) -> str:
     how = "by torch._scaled_mm" if native else "emulated exactly"
     return f"{RECIPES[precision.recipe]}, {how}; {precision.rest} elsewhere"
 
@@ -84,7 +84,7 @@ class _Parts:
     def of(self, cut: Cut) -> _Groups:
         """For the input, the matrix and the output's gradient."""
         along_tp, along_cp = _several(self.mesh.tensor), _several(self.mesh.context)
-        tokens = (*along_cp, *(along_tp if self.mesh.layout.sp else ()))
+        tokens = (*along_cp, *(along_tp if self.mesh.layout.sequence_parallel else ()))
         match cut:
             case "out":
                 return tokens, along_tp, (*along_cp, *along_tp)

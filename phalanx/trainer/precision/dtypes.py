@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from phalanx.core.precision import formats
+from phalanx.core.precision import Precision
 from phalanx.core.run import Run
 from phalanx.trainer.precision.loss_scale import INITIAL, LossScale
 
@@ -17,44 +17,49 @@ _COMPUTE = {
 
 
 @dataclass(frozen=True)
-class Precision:
-    """The number formats of a run.
+class Dtypes:
+    """The dtypes of a run.
 
     Attributes:
-        name: as layouts write it, resolved.
+        precision: as layouts write it, resolved.
         compute: of weights and activations, and of products that no recipe rounds further.
         master: of the weights that the optimizer moves.
         gradient: where gradients are accumulated and reduced, and of the optimizer's moments.
-        recipe: how the products of projections round their operands; empty if they do not.
-        rest: the name of `compute`.
     """
 
-    name: str
+    precision: Precision
     compute: torch.dtype
     master: torch.dtype
-    recipe: str = ""
-    rest: str = ""
     gradient: torch.dtype = torch.float32
 
     @classmethod
-    def named(cls, name: str, device: torch.device) -> "Precision":
-        """A precision of layouts; auto is bf16 on a GPU and fp32 on a CPU.
+    def named(cls, precision: Precision | str, device: torch.device) -> "Dtypes":
+        """Those of a precision of layouts; auto is bf16 on a GPU and fp32 on a CPU.
 
         16-bit formats have fp32 masters.
         """
-        if name == "auto":
-            name = "bf16" if device.type == "cuda" else "fp32"
-        recipe, rest = formats(name)
-        master = torch.float64 if rest == "fp64" else torch.float32
-        return cls(name, _COMPUTE[rest], master, recipe, rest, master)
+        asked = Precision.parse(precision) if isinstance(precision, str) else precision
+        known = asked.on("bf16" if device.type == "cuda" else "fp32")
+        master = torch.float64 if known.rest == "fp64" else torch.float32
+        return cls(known, _COMPUTE[known.rest], master, master)
 
     @classmethod
-    def of(cls, run: Run, device: torch.device) -> "Precision":
-        """That of a run: its layout's, with the master weights that its recipe wants."""
+    def of(cls, run: Run, device: torch.device) -> "Dtypes":
+        """Those of a run: its layout's, with the master weights that its recipe wants."""
         named = cls.named(run.layout.precision, device)
         if run.recipe.master_weights == "fp32":
             return named
         return replace(named, master=named.compute)
+
+    @property
+    def recipe(self) -> str:
+        """How the products of projections round their operands; empty if they do not."""
+        return self.precision.recipe
+
+    @property
+    def rest(self) -> str:
+        """The name of `compute`."""
+        return self.precision.rest
 
     def loss_scale(self) -> LossScale:
         """What the loss of the first step is multiplied with."""

@@ -1,7 +1,6 @@
 """What the planner can price and the trainer cannot run yet: refused by name, before it starts."""
 
 from phalanx.core.errors import RefusedError
-from phalanx.core.precision import formats
 from phalanx.core.run import Run
 from phalanx.cost.traffic import refuse_impossible
 
@@ -15,17 +14,17 @@ def refuse_untrainable(run: Run) -> None:
         RefusedError: naming what to change.
     """
     layout, shape = run.layout, run.model
-    if not layout.recomputed_parts <= set(PARTS):
+    if not layout.recompute.parts <= set(PARTS):
         raise RefusedError(
             f"recompute={layout.recompute}: the trainer recomputes whole blocks, or of their parts "
             f"{', '.join(PARTS)}; the planner can price the rest"
         )
-    if formats(layout.precision).recipe and not layout.recomputed_parts <= {"core"}:
+    if layout.precision.recipe and not layout.recompute.parts <= {"core"}:
         raise RefusedError(
             f"recompute={layout.recompute} with precision={layout.precision}: its products keep "
             "their inputs in few bits; use recompute=none, selective, full or full:k"
         )
-    if layout.compile and not layout.recomputed_parts <= {"core"}:
+    if layout.compile and not layout.recompute.parts <= {"core"}:
         raise RefusedError(
             f"recompute={layout.recompute} with compile=on: what a fused block keeps is up to the "
             "compiler; use recompute=none, selective, full or full:k, or compile=off"

@@ -11,13 +11,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from phalanx.core.precision import Precision
 from phalanx.core.run import Run
 from phalanx.core.traffic import Axis
 from phalanx.cost.flops import describe_convention, flops_per_token, utilization
 from phalanx.trainer.engine.balance import Load
 from phalanx.trainer.engine.step import Engine, StepResult
 from phalanx.trainer.parallel.mesh import Mesh
-from phalanx.trainer.precision.dtypes import Precision
+from phalanx.trainer.precision.dtypes import Dtypes
 from phalanx.trainer.run.peak import known_peak, measured_gemm_flops
 from phalanx.trainer.run.report import StepMetrics
 
@@ -31,22 +32,22 @@ class Peak(NamedTuple):
     source: str
 
 
-def find_peak(mesh: Mesh, precision_name: str) -> Peak:
+def find_peak(mesh: Mesh, precision: Precision) -> Peak:
     """The dense peak of the hardware; on a CPU, the rate of its own matrix products, measured now.
 
     Every rank calls it. On unknown accelerators there is no peak, and so no utilization.
     """
-    precision = Precision.named(precision_name, mesh.device)
+    dtypes = Dtypes.named(precision, mesh.device)
     if mesh.device.type == "cuda":
         name = torch.cuda.get_device_name(mesh.device)
-        peak = known_peak(name, precision_name)
+        peak = known_peak(name, precision)
         if peak is None:
-            return Peak(None, f"no MFU: the peak of {name} in {precision_name} is not known")
-        return Peak(peak * mesh.world.size, f"dense {precision_name} peak of {name}")
+            return Peak(None, f"no MFU: the peak of {name} in {precision} is not known")
+        return Peak(peak * mesh.world.size, f"dense {precision} peak of {name}")
     mesh.world.all_reduce(torch.zeros(1), "barrier").wait()
-    rate = torch.tensor([measured_gemm_flops(precision.compute)], dtype=torch.float64)
+    rate = torch.tensor([measured_gemm_flops(dtypes.compute)], dtype=torch.float64)
     mesh.world.all_reduce(rate, "peak").wait()
-    return Peak(rate.item(), f"peak is the {precision.rest} GEMM rate measured on this machine")
+    return Peak(rate.item(), f"peak is the {dtypes.rest} GEMM rate measured on this machine")
 
 
 def peak_memory(device: torch.device) -> int:

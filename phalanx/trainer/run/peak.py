@@ -6,24 +6,24 @@ import torch
 
 from phalanx.catalog import load
 from phalanx.core.errors import RefusedError
-from phalanx.core.precision import matrix_format
+from phalanx.core.precision import Precision
 from phalanx.trainer.ops.kernels import times
 
 SIDE = 1024  # large enough for full speed, small enough for many products in the time
 
 
-def known_peak(device_name: str, precision: str) -> float | None:
+def known_peak(device_name: str, precision: Precision) -> float | None:
     """Dense FLOP/s of one accelerator, from the catalog; None if it, or its peak, is unknown.
 
     Args:
         device_name: as `torch.cuda.get_device_name` says it.
-        precision: as layouts write it.
+        precision: of a layout.
     """
     device = load.accelerator_by_device(device_name)
     if device is None:
         return None
     try:
-        return device.peak(matrix_format(precision))
+        return device.peak(precision.matrix_format)
     except RefusedError:
         return None
 

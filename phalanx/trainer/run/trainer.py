@@ -21,7 +21,7 @@ from phalanx.trainer.checkpoint import Checkpoint, Saver, newest
 from phalanx.trainer.engine.pipedream import asynchronous, pipedream_step
 from phalanx.trainer.engine.step import Engine, build_engine, evaluate, train_step
 from phalanx.trainer.parallel.mesh import Mesh, build_mesh
-from phalanx.trainer.precision.dtypes import Precision
+from phalanx.trainer.precision.dtypes import Dtypes
 from phalanx.trainer.run.generate import generate
 from phalanx.trainer.run.limits import refuse_untrainable
 from phalanx.trainer.run.meter import Meter, agree, find_peak, from_rank_0, time_split
@@ -110,8 +110,8 @@ def _open(worker: Worker, run: Run, directory: RunDirectory | None, reporter: Re
     layout = run.layout
     if layout.ranks != worker.ranks:
         raise PhalanxError(f"{layout} needs {layout.ranks} ranks, and there are {worker.ranks}")
-    precision = Precision.named(layout.precision, worker.device)
-    run = replace(run, layout=replace(layout, precision=precision.name))
+    precision = Dtypes.named(layout.precision, worker.device)
+    run = replace(run, layout=replace(layout, precision=precision.precision))
     refuse_untrainable(run)
     mesh = build_mesh(run.layout, worker.device, kv_heads=run.model.kv_heads)
     corpus = open_corpus(run.data, run.model.vocab)
@@ -203,7 +203,7 @@ def _info(session: Session, first: int) -> RunInfo:
         model=run.model,
         weights=run.weights,
         layout=run.layout,
-        precision=session.engine.arithmetic.told or run.layout.precision,
+        precision=session.engine.arithmetic.told or str(run.layout.precision),
         stages=run.layout.layers_of_stages(run.model.layers),
         micro_batches=run.micro_batches,
         parameters=run.model.params(),

@@ -18,7 +18,7 @@ from phalanx.trainer.model.parameters import Declared, Initial, declared_in, ini
 from phalanx.trainer.parallel.comm import Group, Ledger
 from phalanx.trainer.parallel.data import ShardedUnit
 from phalanx.trainer.parallel.mesh import build_mesh
-from phalanx.trainer.precision.dtypes import Precision
+from phalanx.trainer.precision.dtypes import Dtypes
 
 CPU = torch.device("cpu")
 ALONE = Group("world", (0,), None, Ledger())
@@ -39,7 +39,7 @@ def one_rank(count: int = 2) -> list[ShardedUnit]:
     units = []
     for i in range(count):
         held = list(declared_in(Layer(i)))
-        unit = Unit(f"layer.{i}", held, (1, 0), (1, 0), Precision.named("fp64", CPU))
+        unit = Unit(f"layer.{i}", held, (1, 0), (1, 0), Dtypes.named("fp64", CPU))
         units.append(ShardedUnit(unit, mesh, mesh.copies, tied=False))
         unit.fill(lambda d, box: initial_values(d, box, Initial(0, 1.0, 2)))
     return units

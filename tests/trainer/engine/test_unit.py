@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from phalanx.trainer.engine.unit import Unit
 from phalanx.trainer.model.parameters import Box, Declaration, Declared, declared_in
-from phalanx.trainer.precision.dtypes import Precision
+from phalanx.trainer.precision.dtypes import Dtypes
 
 CPU = torch.device("cpu")
-FP64, BF16 = Precision.named("fp64", CPU), Precision.named("bf16", CPU)
+FP64, BF16 = Dtypes.named("fp64", CPU), Dtypes.named("bf16", CPU)
 
 
 class Odd(Declared):
@@ -31,7 +31,7 @@ class Odd(Declared):
 def unit(
     tensor: tuple[int, int] = (1, 0),
     parts: tuple[int, int] = (1, 0),
-    precision: Precision = FP64,
+    precision: Dtypes = FP64,
     module: nn.Module | None = None,
     **allocate: bool,
 ) -> Unit:
@@ -111,7 +111,7 @@ def test_a_unit_without_sharding_has_one_stretch_that_decays_and_one_that_does_n
 @pytest.mark.parametrize("precision", [FP64, BF16])
 @pytest.mark.parametrize("part", [0, 1, 2])
 def test_the_master_copy_starts_as_this_ranks_part_of_the_weights(
-    precision: Precision, part: int
+    precision: Dtypes, part: int
 ) -> None:
     made = unit((2, 1), (3, part), precision, sharded=True, separate=True)
     made.fill(counted)
@@ -176,5 +176,5 @@ def test_a_copy_that_does_not_count_answers_for_nothing() -> None:
     ],
 )
 def test_precisions_by_name_on_a_cpu(name: str, compute: torch.dtype, master: torch.dtype) -> None:
-    precision = Precision.named(name, CPU)
+    precision = Dtypes.named(name, CPU)
     assert (precision.compute, precision.master) == (compute, master)

@@ -11,11 +11,11 @@ from phalanx.trainer.engine.unit import Unit
 from phalanx.trainer.model.parameters import Declared, declared_in
 from phalanx.trainer.parallel.data import Reducer, ShardedUnit
 from phalanx.trainer.parallel.mesh import build_mesh
-from phalanx.trainer.precision.dtypes import Precision
+from phalanx.trainer.precision.dtypes import Dtypes
 
 pytestmark = pytest.mark.ranks
 
-FP64 = Precision.named("fp64", torch.device("cpu"))
+FP64 = Dtypes.named("fp64", torch.device("cpu"))
 NUM_UNITS, SIZE = 5, 7
 
 

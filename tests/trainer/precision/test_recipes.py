@@ -13,7 +13,7 @@ from phalanx.trainer.engine.step import build_engine, train_step
 from phalanx.trainer.parallel.mesh import build_mesh
 from phalanx.trainer.precision.arithmetic import choose
 from phalanx.trainer.precision.blocks import Blocks
-from phalanx.trainer.precision.dtypes import Precision
+from phalanx.trainer.precision.dtypes import Dtypes
 from phalanx.trainer.precision.formats import E4M3, E5M2
 from phalanx.trainer.precision.history import LENGTH, AmaxHistory
 from phalanx.trainer.precision.multiply import emulated, native
@@ -150,8 +150,8 @@ def test_a_recipe_changes_the_products_of_blocks_and_nothing_else():
 
 def test_the_choice_is_told():
     mesh = build_mesh(Layout(), CPU)
-    assert choose(Precision.named("bf16", CPU), mesh).told == ""
-    told = choose(Precision.named("fp8-block+fp32", CPU), mesh).told
+    assert choose(Dtypes.named("bf16", CPU), mesh).told == ""
+    told = choose(Dtypes.named("fp8-block+fp32", CPU), mesh).told
     assert told == "FP8, a scale for each 1 x 128 or 128 x 128, emulated exactly; fp32 elsewhere"
 
 
