@@ -1,0 +1,183 @@
+"""Layouts by column: every formula of this package takes a table; one layout is a table of one row.
+
+A search looks at millions of layouts, which as values would take minutes and gigabytes. A formula
+that is written once over columns serves the search, an estimate of one layout, and the ledger that
+the trainer is held against.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.core.layout import Layout
+from phalanx.core.model import ModelShape
+from phalanx.core.offload import Offload
+from phalanx.core.precision import Precision
+from phalanx.core.recompute import Recompute
+from phalanx.core.run import Recipe, Run
+
+Integers = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Booleans = NDArray[np.bool_]
+
+T = TypeVar("T")
+_DEGREES = ("dp", "pp", "tp", "cp", "ep", "zero", "mb", "logits")
+_CHOICES = ("schedule", "recompute", "offload", "context", "stages")
+
+
+@dataclass(frozen=True)
+class Choice(Generic[T]):
+    """A column whose values are no numbers: the few that occur, and which of them each row has.
+
+    Attributes:
+        values: those that occur.
+        codes: the place of each row's value among them.
+    """
+
+    values: tuple[T, ...]
+    codes: Integers
+
+    @classmethod
+    def of(cls, column: Sequence[T]) -> "Choice[T]":
+        """A column of shape (rows,)."""
+        values = tuple(dict.fromkeys(column))
+        places = {value: place for place, value in enumerate(values)}
+        return cls(values, np.array([places[value] for value in column], dtype=np.int64))
+
+    def pick(self, of: Callable[[T], float]) -> Floats:
+        """A number that follows from the value, found once for each value, in every row."""
+        result: Floats = np.array([of(value) for value in self.values], dtype=np.float64)[
+            self.codes
+        ]
+        return result
+
+    def test(self, of: Callable[[T], bool]) -> Booleans:
+        """Whether each row's value has a property."""
+        result: Booleans = np.array([bool(of(value)) for value in self.values])[self.codes]
+        return result
+
+    def take(self, which: Integers | Booleans) -> "Choice[T]":
+        """Some of the rows."""
+        return Choice(self.values, self.codes[which])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Ways to cut the step of one model: keys of layouts in columns, resolved.
+
+    Columns are whole numbers or switches of any shapes that broadcast: (rows,) where each row is a
+    layout, (rows, 1) beside (1, shardings) where rows meet several ways to shard them.
+
+    Attributes:
+        model, recipe: what is trained; of the recipe seq, batch and what changes messages or bytes.
+        precision: of all rows.
+        dp, pp, tp, cp, ep, zero, mb, logits: as in a layout.
+        shards: dp ranks that share one sharded copy.
+        v: chunks of layers per pipeline rank.
+        sp, reshard, compile, optimistic: switches.
+        schedule, recompute, offload, context, stages: the other keys.
+    """
+
+    model: ModelShape
+    recipe: Recipe
+    precision: Precision
+    dp: Integers
+    pp: Integers
+    tp: Integers
+    cp: Integers
+    ep: Integers
+    zero: Integers
+    mb: Integers
+    logits: Integers
+    shards: Integers
+    v: Integers
+    sp: Booleans
+    reshard: Booleans
+    compile: Booleans
+    optimistic: Booleans
+    schedule: Choice[str]
+    recompute: Choice[Recompute]
+    offload: Choice[Offload]
+    context: Choice[str]
+    stages: Choice[tuple[int, ...]]
+
+    @classmethod
+    def of(cls, model: ModelShape, recipe: Recipe, layouts: Sequence[Layout]) -> "Table":
+        """One row for each layout; all have the precision of the first."""
+        degrees = {key: _integers(getattr(x, key) for x in layouts) for key in _DEGREES}
+        choices: dict[str, Any] = {
+            key: Choice.of([getattr(x, key) for x in layouts]) for key in _CHOICES
+        }
+        return cls(
+            model=model,
+            recipe=recipe,
+            precision=layouts[0].precision,
+            shards=_integers(x.shards for x in layouts),
+            v=_integers(x.chunks for x in layouts),
+            sp=_switches(x.sequence_parallel for x in layouts),
+            reshard=_switches(x.reshard for x in layouts),
+            compile=_switches(x.compile for x in layouts),
+            optimistic=_switches(x.optimistic for x in layouts),
+            **degrees,
+            **choices,
+        )
+
+    @classmethod
+    def of_run(cls, run: Run) -> "Table":
+        """The one row of a run."""
+        return cls.of(run.model, run.recipe, [run.layout])
+
+    def take(self, which: Integers | Booleans, **columns: Integers | Booleans) -> "Table":
+        """Some of the rows, or some of them several times, with new values in some columns."""
+        taken = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name not in ("model", "recipe", "precision", *columns)
+        }
+        some: dict[str, Any] = {
+            key: value.take(which) if isinstance(value, Choice) else value[which]
+            for key, value in taken.items()
+        }
+        return replace(self, **(some | columns))
+
+    @property
+    def m(self) -> Integers:
+        """Micro-batches per rank and step."""
+        return self.recipe.batch // (self.dp * self.mb)
+
+    @property
+    def sharers(self) -> Integers:
+        """Ranks that share one sharded copy: cp ranks hold the same weights as well."""
+        return self.shards * self.cp
+
+    @property
+    def zero_stage(self) -> Integers:
+        """What is really sharded: `zero`, or 0 where no two ranks share a copy."""
+        return np.where(self.sharers > 1, self.zero, 0)
+
+    @property
+    def sequence_parts(self) -> Integers:
+        """Into how many parts activations are cut along the sequence."""
+        return self.cp * np.where(self.sp, self.tp, 1)
+
+    @property
+    def padded_seq(self) -> Integers:
+        """The length that ranks compute with: whole parts, and two chunks on each cp rank."""
+        unit = self.sequence_parts * np.where(self.cp > 1, 2, 1)
+        return -(-self.recipe.seq // unit) * unit
+
+    @property
+    def tokens(self) -> Integers:
+        """Of one micro-batch on one cp rank, padding included."""
+        return self.padded_seq // self.cp * self.mb
+
+
+def _integers(values: Iterable[int]) -> Integers:
+    return np.array(list(values), dtype=np.int64)
+
+
+def _switches(values: Iterable[bool]) -> Booleans:
+    return np.array(list(values), dtype=np.bool_)
