@@ -107,7 +107,9 @@ class Table:
     @classmethod
     def of(cls, model: ModelShape, recipe: Recipe, layouts: Sequence[Layout]) -> "Table":
         """One row for each layout; all have the precision of the first."""
-        degrees = {key: _integers(getattr(x, key) for x in layouts) for key in _DEGREES}
+        degrees: dict[str, Any] = {
+            key: _integers(getattr(x, key) for x in layouts) for key in _DEGREES
+        }
         choices: dict[str, Any] = {
             key: Choice.of([getattr(x, key) for x in layouts]) for key in _CHOICES
         }
