@@ -2,7 +2,7 @@
 
 import pytest
 
-from phalanx.core.traffic import Transfer
+from phalanx.core.message import Message
 from phalanx.cost.traffic import transfers
 from phalanx.oracle import mutations
 from phalanx.oracle.cases import Question, cover
@@ -73,7 +73,7 @@ def planned(question: Question) -> set[tuple[str, str]]:
     return {(t.collective, t.purpose) for at in places for t in transfers(run, at)}
 
 
-def flat(traffic: list[list[Transfer]]) -> list[Transfer]:
+def flat(traffic: list[list[Message]]) -> list[Message]:
     return [transfer for rank in traffic for transfer in rank]
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from phalanx.core.errors import RefusedError
+from phalanx.core.message import Message
 from phalanx.core.run import Run
-from phalanx.core.traffic import Transfer
 from phalanx.cost.traffic import transfers
 from phalanx.data.batches import Stream
 from phalanx.oracle.cases import Question
@@ -93,14 +93,14 @@ def simulated(run: Run, steps: int) -> tuple[list[float], Weights]:
     return losses, simulation._now()
 
 
-def trained(run: Run, steps: int) -> tuple[list[float], Weights, int, list[Transfer]]:
+def trained(run: Run, steps: int) -> tuple[list[float], Weights, int, list[Message]]:
     """Losses, this rank's last weights, versions that it still stashes, and what it sent last."""
     engine = asynchronous(build_engine(run, build_mesh(run.layout, CPU)))
     stream, losses = Case(run).stream(), []
     for step in range(steps):
         engine.mesh.ledger.clear()
         losses.append(pipedream_step(engine, step, stream.batch(step, engine.positions())).loss)
-    sent, weights = engine.mesh.ledger.transfers(), {}
+    sent, weights = engine.mesh.ledger.messages(), {}
     for sharded in engine.units:
         sharded.acquire()
         for slot in sharded.unit.slots:
