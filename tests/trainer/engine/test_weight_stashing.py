@@ -12,7 +12,7 @@ from phalanx.core.message import Message
 from phalanx.core.run import Run
 from phalanx.cost.traffic import transfers
 from phalanx.data.batches import Stream
-from phalanx.oracle.cases import Question
+from phalanx.oracle.cases import CaseSpec
 from phalanx.oracle.low_precision import Emulation
 from phalanx.oracle.pool import RankPool
 from phalanx.oracle.reference import _loss, _Model, _optimizer
@@ -111,7 +111,7 @@ def trained(run: Run, steps: int) -> tuple[list[float], Weights, int, list[Messa
 
 
 def run_of(layout: str, *features: str) -> Run:
-    return Question(f"{layout} schedule=pipedream", ("no-clip", *features)).case().run
+    return CaseSpec(f"{layout} schedule=pipedream", ("no-clip", *features)).case().run
 
 
 @pytest.mark.ranks
@@ -178,6 +178,6 @@ def test_an_update_that_differs_by_design_is_not_verified(ranks: RankPool) -> No
 def test_what_needs_all_stages_at_once_is_refused(
     layout: str, features: tuple[str, ...], reason: str
 ) -> None:
-    run = Question(f"{layout} schedule=pipedream", features).case().run
+    run = CaseSpec(f"{layout} schedule=pipedream", features).case().run
     with pytest.raises(RefusedError, match=reason):
         refuse_untrainable(run)
