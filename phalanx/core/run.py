@@ -140,7 +140,9 @@ class Recipe:
 
     def saves_at(self, step: int) -> bool:
         """Whether a checkpoint is due once `step` steps are done."""
-        return any(every and step % every == 0 for every in (self.checkpoint_every, self.keep_every))
+        return any(
+            every and step % every == 0 for every in (self.checkpoint_every, self.keep_every)
+        )
 
     def learning_rate_at(self, step: int) -> float:
         """Learning rate of step `step`, counted from 0.

@@ -45,8 +45,7 @@ _WORDS: Mapping[str, str] = {
     "recipe.capacity": "capacity_factor moe_expert_capacity_factor",
     "recipe.init_std": "init_method_std initializer_range",
     "recipe.seed": "random_seed",
-    "recipe.checkpoint_every": "checkpoint_interval ckpt_every save_every save_interval "
-    "save_steps",
+    "recipe.checkpoint_every": "checkpoint_interval ckpt_every save_every save_interval save_steps",
     "recipe.keep": "keep_latest keep_latest_k save_total_limit",
     "recipe.evaluate_every": "eval_every eval_interval eval_steps val_every",
     "recipe.evaluate_batches": "eval_batches eval_iters val_batches",

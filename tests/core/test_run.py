@@ -96,7 +96,9 @@ def test_the_learning_rate_warms_up_in_a_line_and_is_at_its_floor_in_the_last_st
 
 
 @given(
-    steps=st.integers(2, 300), warmup=st.integers(0, 298), decay=st.sampled_from(["cosine", "linear"])
+    steps=st.integers(2, 300),
+    warmup=st.integers(0, 298),
+    decay=st.sampled_from(["cosine", "linear"]),
 )
 def test_the_last_step_learns_at_the_floor(steps: int, warmup: int, decay: Decay) -> None:
     recipe = Recipe(steps=steps, warmup=min(warmup, steps - 2), decay=decay, learning_rate=2.0)
