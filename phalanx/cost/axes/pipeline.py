@@ -1,21 +1,9 @@
-"""The pipeline axis: what stages send each other. Its twin is phalanx/trainer/engine/wire.py.
-
-Splits: the layers. Sends s/t b h elements for each micro-batch over each boundary between
-stages on different ranks, forward and back. Once a step it sums the gradient of embeddings that
-are tied across it, and those of both copies of the model under DualPipe.
-Sources: Narayanan et al. 2021 (arXiv:2104.04473), section 3.2; DeepSeek-V3 (arXiv:2412.19437),
-section 3.2.1.
-"""
-
-from collections.abc import Iterator
+"""The pipeline axis: what it refuses. What it sends is in `cost/messages/pipeline.py`."""
 
 from phalanx.core.errors import RefusedError, shorten
-from phalanx.core.layout import FOLDED, Coordinates, Layout
-from phalanx.core.message import Message
+from phalanx.core.layout import FOLDED, Layout
 from phalanx.core.run import Run
-from phalanx.cost.units import bytes_per_element, kept_elements, passes, tokens_at, units_at
 from phalanx.schedules.file import read_schedule, refuse_early_embedding, schedule_to_train
-from phalanx.schedules.placement import placement
 
 
 def refuse(run: Run) -> None:
@@ -122,25 +110,3 @@ def _refuse_synchrony(run: Run) -> None:
                 f"schedule=pipedream moves each stage by itself, but {needs}; "
                 f"use {instead}, or schedule=1f1b"
             )
-
-
-def transfers(run: Run, at: Coordinates) -> Iterator[Message]:
-    """What the rank at `at` sends along pp in one step."""
-    layout, m = run.layout, passes(run)
-    if layout.pp == 1:
-        return
-    compute, wide = bytes_per_element(layout)
-    parts = layout.tp if layout.sequence_parallel else 1
-    size = tokens_at(run) // parts * run.model.hidden * compute
-    where = placement(layout)
-    for stage in where.stages_of(at.pp):
-        if where.crosses(stage, 1):
-            yield Message("pipeline", "send", "activations", size, m)
-        if where.crosses(stage, -1):
-            yield Message("pipeline", "send", "activation gradients", size, m)
-    for unit in units_at(run, at):
-        size = kept_elements(unit, layout) * wide
-        if where.copies > 1:
-            yield Message("pipeline", "all_reduce", "gradients both ways", size)
-        if unit.tied:
-            yield Message("pipeline", "all_reduce", "tied embedding", size)
