@@ -12,7 +12,7 @@ A unit whose state lives on the host hands its part of the gradient over as soon
 weights that live in files are gathered before each use, as those of stage 3 are.
 
 Under HSDP the parts are divided among `shard` ranks, and reduced once more over the copies
-(Zhao et al. 2023, arXiv:2304.11277, section 3.2.2). Its cost twin is phalanx/cost/axes/data.py.
+(Zhao et al. 2023, arXiv:2304.11277, section 3.2.2). Its cost twin is phalanx/cost/messages/data.py.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence

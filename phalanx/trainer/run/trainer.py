@@ -14,6 +14,7 @@ import torch.distributed as dist
 from phalanx.core.errors import PhalanxError, UsageError
 from phalanx.core.run import Run
 from phalanx.core.timeline import Span, Timeline
+from phalanx.cost.refusals import refuse
 from phalanx.data.batches import SampleStream
 from phalanx.data.corpus import Corpus, open_corpus
 from phalanx.data.prefetch import Prefetcher
@@ -24,7 +25,6 @@ from phalanx.trainer.engine.step import Engine, build_engine, evaluate, train_st
 from phalanx.trainer.parallel.mesh import Mesh, build_mesh
 from phalanx.trainer.precision.dtypes import Dtypes
 from phalanx.trainer.run.generate import generate
-from phalanx.trainer.run.limits import refuse_untrainable
 from phalanx.trainer.run.meter import Meter, agree, find_peak, from_rank_0, time_split
 from phalanx.trainer.run.report import Reporter, RunInfo, Silent, Summary
 from phalanx.trainer.run.rundir import RunDirectory
@@ -113,7 +113,7 @@ def _open(worker: Worker, run: Run, directory: RunDirectory | None, reporter: Re
         raise PhalanxError(f"{layout} needs {layout.ranks} ranks, and there are {worker.ranks}")
     precision = Dtypes.named(layout.precision, worker.device)
     run = replace(run, layout=replace(layout, precision=precision.precision))
-    refuse_untrainable(run)
+    refuse(run)
     mesh = build_mesh(run.layout, worker.device, kv_heads=run.model.kv_heads)
     corpus = open_corpus(run.data, run.model.vocab)
     training, held_out = corpus.split(run.data.validation, run.recipe.seq)

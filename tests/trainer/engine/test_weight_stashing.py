@@ -11,6 +11,7 @@ from phalanx.core.errors import RefusedError
 from phalanx.core.message import Message
 from phalanx.core.run import Run
 from phalanx.cost.messages import rank_messages
+from phalanx.cost.refusals import refuse
 from phalanx.data.batches import Stream
 from phalanx.oracle.cases import CaseSpec
 from phalanx.oracle.low_precision import Emulation
@@ -25,7 +26,6 @@ from phalanx.trainer.engine.step import build_engine
 from phalanx.trainer.model.inventory import declarations
 from phalanx.trainer.model.start import starting_values
 from phalanx.trainer.parallel.mesh import build_mesh
-from phalanx.trainer.run.limits import refuse_untrainable
 
 Weights = dict[str, Tensor]
 CPU = torch.device("cpu")
@@ -180,4 +180,4 @@ def test_what_needs_all_stages_at_once_is_refused(
 ) -> None:
     run = CaseSpec(f"{layout} schedule=pipedream", features).case().run
     with pytest.raises(RefusedError, match=reason):
-        refuse_untrainable(run)
+        refuse(run)
