@@ -6,7 +6,7 @@ from math import log2
 
 from phalanx.core.cluster import Cluster
 from phalanx.core.errors import RefusedError
-from phalanx.core.estimate import Estimate, Message, Term
+from phalanx.core.estimate import Estimate, PricedMessage, Term
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe, Run
@@ -139,7 +139,7 @@ def _utilization(question: Question, lasts: float) -> Utilization:
     return utilization(shape, question.seq, question.tokens / lasts, peak, layout.recompute)
 
 
-def _messages(question: Question, inside: Pipeline) -> Iterator[Message]:
+def _messages(question: Question, inside: Pipeline) -> Iterator[PricedMessage]:
     """What the rank that sets the pace sends inside the pipeline, equal messages added up."""
     layout, m = question.layout, question.micro_batches
     found: dict[tuple[str, str, str, float, int], tuple[float, float, float]] = {}
@@ -153,11 +153,11 @@ def _messages(question: Question, inside: Pipeline) -> Iterator[Message]:
                 more = (times, times * sent.seconds, shown)
                 found[key] = tuple(a + b for a, b in zip(before, more, strict=True))  # type: ignore[assignment]  # three of three
     for (axis, collective, purpose, size, ranks), (times, lasts, shown) in found.items():
-        yield Message(axis, collective, purpose, size, times, lasts, shown, ranks)
+        yield PricedMessage(axis, collective, purpose, size, times, lasts, shown, ranks)
     if layout.pp > 1:
         times = 2 * m * chunks(layout)
         hops = inside.terms[-1].find("hops")
-        yield Message(
+        yield PricedMessage(
             "pipeline",
             "send",
             "activations, gradients",

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from phalanx.core.message import Collective
 from phalanx.core.model import ModelShape
 from phalanx.core.recompute import NONE
-from phalanx.core.traffic import Collective
 from phalanx.cost.axes.tensor import attention_inputs
 from phalanx.cost.blocks import HALF, Slice, block_work, embedding_work, head_work
 from phalanx.cost.compute import Cost, Passes, Product, Work, again, total

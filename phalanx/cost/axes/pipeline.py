@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from phalanx.core.errors import RefusedError, shorten
 from phalanx.core.layout import DEFAULT_SCHEDULE, Coordinates, Layout
+from phalanx.core.message import Message
 from phalanx.core.run import Run
-from phalanx.core.traffic import Transfer
 from phalanx.cost.units import bytes_per_element, kept_elements, passes, tokens_at, units_at
 from phalanx.schedules.check import check
 from phalanx.schedules.file import refuse_early_embedding
@@ -93,7 +93,7 @@ def _refuse_synchrony(run: Run) -> None:
             )
 
 
-def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
+def transfers(run: Run, at: Coordinates) -> Iterator[Message]:
     """What the rank at `at` sends along pp in one step."""
     layout, m = run.layout, passes(run)
     if layout.pp == 1:
@@ -104,12 +104,12 @@ def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
     where = placement(layout)
     for stage in where.stages_of(at.pp):
         if where.crosses(stage, 1):
-            yield Transfer("pipeline", "send", "activations", size, m)
+            yield Message("pipeline", "send", "activations", size, m)
         if where.crosses(stage, -1):
-            yield Transfer("pipeline", "send", "activation gradients", size, m)
+            yield Message("pipeline", "send", "activation gradients", size, m)
     for unit in units_at(run, at):
         size = kept_elements(unit, layout) * wide
         if where.copies > 1:
-            yield Transfer("pipeline", "all_reduce", "gradients both ways", size)
+            yield Message("pipeline", "all_reduce", "gradients both ways", size)
         if unit.tied:
-            yield Transfer("pipeline", "all_reduce", "tied embedding", size)
+            yield Message("pipeline", "all_reduce", "tied embedding", size)
