@@ -10,7 +10,8 @@ from phalanx.cost.traffic import transfers
 from phalanx.oracle.cases import CaseSpec
 from phalanx.oracle.pool import RankPool
 from phalanx.oracle.verify import compare, default_case, reference_job
-from phalanx.trainer.engine.step import build_engine, forward_backward
+from phalanx.trainer.engine.engine import build_engine
+from phalanx.trainer.engine.step import forward_backward
 from phalanx.trainer.parallel.mesh import build_mesh
 from phalanx.trainer.run.limits import refuse_untrainable
 

@@ -12,7 +12,8 @@ from phalanx.core.run import Recipe
 from phalanx.oracle.cases import CaseSpec
 from phalanx.oracle.sixteen_bits import by_chance
 from phalanx.oracle.verify import default_case
-from phalanx.trainer.engine.step import Engine, build_engine, train_step
+from phalanx.trainer.engine.engine import Engine, build_engine
+from phalanx.trainer.engine.step import train_step
 from phalanx.trainer.parallel.mesh import build_mesh
 from phalanx.trainer.precision.narrow import round_by_chance
 from phalanx.trainer.run.limits import refuse_untrainable

@@ -9,7 +9,8 @@ from phalanx.core.layout import Layout
 from phalanx.core.precision import SCALED, Precision
 from phalanx.oracle.cases import CaseSpec
 from phalanx.oracle.verify import default_case
-from phalanx.trainer.engine.step import build_engine, train_step
+from phalanx.trainer.engine.engine import build_engine
+from phalanx.trainer.engine.step import train_step
 from phalanx.trainer.parallel.mesh import build_mesh
 from phalanx.trainer.precision.arithmetic import choose
 from phalanx.trainer.precision.blocks import Blocks
