@@ -31,7 +31,8 @@ from phalanx.oracle.compare import (
 from phalanx.oracle.pool import RankPool
 from phalanx.oracle.reference import ReferenceStep, reference_steps
 from phalanx.schedules.layouts import enough_micro_batches, is_asynchronous, num_stages
-from phalanx.trainer.engine.step import Engine, build_engine, forward_backward, update
+from phalanx.trainer.engine.engine import Engine, build_engine
+from phalanx.trainer.engine.step import forward_backward, update
 from phalanx.trainer.parallel.mesh import GroupType, build_mesh
 
 Tables = Mapping[str, Mapping[str, Any]]

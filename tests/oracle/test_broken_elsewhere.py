@@ -17,8 +17,9 @@ from phalanx.oracle.cases import CaseSpec
 from phalanx.oracle.pool import RankPool
 from phalanx.oracle.verify import Case, default_case, reference_job, verify
 from phalanx.schedules.layouts import layers_of_stages
+from phalanx.trainer.engine.engine import build_engine
 from phalanx.trainer.engine.optimizer import global_norm
-from phalanx.trainer.engine.step import build_engine, evaluate, forward_backward
+from phalanx.trainer.engine.step import evaluate, forward_backward
 from phalanx.trainer.model.block import Block
 from phalanx.trainer.parallel.mesh import build_mesh
 

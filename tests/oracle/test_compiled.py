@@ -11,7 +11,8 @@ from phalanx.cost.refusals import refuse
 from phalanx.oracle.cases import CaseSpec
 from phalanx.oracle.pool import RankPool
 from phalanx.oracle.verify import compare, default_case, reference_job
-from phalanx.trainer.engine.step import build_engine, forward_backward
+from phalanx.trainer.engine.engine import build_engine
+from phalanx.trainer.engine.step import forward_backward
 from phalanx.trainer.parallel.mesh import build_mesh
 
 # While it compiles, torch is warned of its own insides.

@@ -208,7 +208,7 @@ def _input_gradient(
         width: h, of the input.
     """
     t, (products, rows, matrices) = tp.group.size, factors
-    if not (tp.in_parts and tp.gradients.keeps):
+    if not (tp.in_parts and tp.gradients.defers):
         whole = _sum_of_products(products, rows, matrices)
         return tp.reduce_sequence(whole.view(*grad.shape[:-1], width), "tp input gradient")
     dx = grad.new_empty((len(grad) // t, *grad.shape[1:-1], width))

@@ -13,7 +13,8 @@ from phalanx.cost.refusals import refuse
 from phalanx.oracle.cases import CaseSpec
 from phalanx.oracle.sixteen_bits import by_chance
 from phalanx.oracle.verify import default_case
-from phalanx.trainer.engine.step import Engine, build_engine, train_step
+from phalanx.trainer.engine.engine import Engine, build_engine
+from phalanx.trainer.engine.step import train_step
 from phalanx.trainer.parallel.mesh import build_mesh
 from phalanx.trainer.precision.narrow import round_by_chance
 

@@ -10,7 +10,8 @@ from phalanx.core.precision import SCALED, Precision
 from phalanx.cost.refusals import refuse
 from phalanx.oracle.cases import CaseSpec
 from phalanx.oracle.verify import default_case
-from phalanx.trainer.engine.step import build_engine, train_step
+from phalanx.trainer.engine.engine import build_engine
+from phalanx.trainer.engine.step import train_step
 from phalanx.trainer.parallel.mesh import build_mesh
 from phalanx.trainer.precision.arithmetic import choose
 from phalanx.trainer.precision.blocks import Blocks
