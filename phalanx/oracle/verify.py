@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from phalanx.core.errors import RefusedError
-from phalanx.core.layout import Layout
+from phalanx.core.layout import DEFAULT_SCHEDULE, Layout
 from phalanx.core.message import Message
 from phalanx.core.run import Run
 from phalanx.cost.axes.pipeline import enough
@@ -30,6 +30,7 @@ from phalanx.oracle.compare import (
 )
 from phalanx.oracle.pool import RankPool
 from phalanx.oracle.reference import ReferenceStep, reference_steps
+from phalanx.schedules.layouts import is_asynchronous, num_stages
 from phalanx.trainer.engine.step import Engine, build_engine, forward_backward, update
 from phalanx.trainer.parallel.mesh import GroupType, build_mesh
 from phalanx.trainer.run.limits import refuse_untrainable
@@ -43,7 +44,7 @@ RECIPE = {"seq": 32, "steps": 10, "warmup": 2, "clip": 0.5, "init_std": 0.1, "ep
 
 @dataclass(frozen=True)
 class Case:
-    """One question to the oracle.
+    """What is compared: a run, and the batches that both sides see.
 
     Attributes:
         run: model, layout and recipe; its data are not used.
@@ -75,7 +76,7 @@ class Outcome:
     """What the oracle found.
 
     Attributes:
-        case: the question.
+        case: what is compared.
         errors: worst relative error of "loss", "grad", "grad_norm" and "weight".
         complaints: what differs, one line each; empty means passed.
         seconds: it took.
@@ -128,7 +129,7 @@ def default_case(layout: Layout, tables: Tables | None = None, **situation: Any)
 
 
 def _layers(layout: Layout) -> int:
-    return sum(layout.stages) or max(4, layout.num_stages)
+    return sum(layout.stages) or max(4, num_stages(layout))
 
 
 def _batch(layout: Layout) -> int:
@@ -144,19 +145,20 @@ def refuse_unprovable(run: Run) -> None:
         RefusedError: with what works.
     """
     refuse_untrainable(run)
-    if run.layout.asynchronous:
+    if is_asynchronous(run.layout):
         raise RefusedError(
-            "schedule=pipedream does not claim the update of one device: its gradients are stale "
-            "by design; train with it, or verify schedule=1f1b, whose rows it has"
+            f"schedule={run.layout.schedule} does not claim the update of one device: its "
+            "gradients are stale by design; train with it, or verify another one, such as "
+            f"schedule={DEFAULT_SCHEDULE}"
         )
 
 
 def verify(pool: RankPool, case: Case) -> Outcome:
-    """Ask the oracle.
+    """Compare a layout with one device.
 
     Args:
         pool: with at least as many ranks as the layout.
-        case: the question.
+        case: what is compared.
 
     Raises:
         RefusedError: the layout cannot run this model; the message says what can.
@@ -179,7 +181,7 @@ def compare(
 
     Args:
         pool: with at least as many ranks as the layout.
-        case: the question.
+        case: what is compared.
         references: the steps of one device.
         group_type: carries the messages; a mutated one tests the oracle itself.
         tamper: makes every rank's engine another one before its first step; for the same purpose.
