@@ -32,6 +32,7 @@ from phalanx.cost.operator import (
 # Operators of Megatron Core's mixture of experts, counted in its router and token dispatcher:
 # softmax, top-k, masks, losses; counting, sorting, splitting; and back.
 ROUTER_KERNELS, DISPATCH_KERNELS, COMBINE_KERNELS = 20, 25, 15
+LATENT = frozenset({"latent"})  # what goes where latent attention is computed again
 
 
 @lru_cache(maxsize=256)
@@ -71,22 +72,27 @@ def _residual_norm(
 
 
 def _norm(
-    name: str, parameters: tuple[str, ...], width: int, *, is_input: bool = False
+    name: str,
+    parameters: tuple[str, ...],
+    width: int,
+    *,
+    is_input: bool = False,
+    let_go: frozenset[str] = frozenset(),
 ) -> Operator:
     """Read and write; backward reads the input and the gradient, and writes one.
 
     It saves its input, and one statistic per token for each of its parameters. Where nothing is
     fused, their gradients read the input and the gradient once more.
     """
-    h = whole(width)
+    h, statistics = whole(width), whole(len(parameters))
     return Operator(
         name=name,
         computes=MemoryBound((h,), 2, 3, tokens="own", unfused=2),
         part="norms",
         parameters=tuple(Parameter(each, (h,), "sp") for each in parameters),
         saves=(
-            SavedTensor(f"{name} input", h, "own", is_input=is_input),
-            SavedTensor(f"{name} statistics", whole(len(parameters)), "own", "statistics"),
+            SavedTensor(f"{name} input", h, "own", let_go=let_go, is_input=is_input),
+            SavedTensor(f"{name} statistics", statistics, "own", "statistics", let_go),
         ),
     )
 
@@ -218,7 +224,7 @@ def _latent_attention(shape: ModelShape) -> Iterator[Operator]:
         boundary=Boundary("gather", shape.qk_rope, beside_product=False),
         scaled=() if r_q else (2,),
     )
-    yield _norm("key-value norm", ("attention.kv_norm.weight",), r_kv)
+    yield _norm("key-value norm", ("attention.kv_norm.weight",), r_kv, let_go=LATENT)
     latent = whole(r_kv)
     yield Operator(
         name="key-value up",
@@ -254,7 +260,7 @@ def _compressed_query(shape: ModelShape, query: Width) -> Iterator[Operator]:
         saves=(_attention_input(shape),),
         scaled=(3,),  # with the two that compress keys and values
     )
-    yield _norm("query norm", ("attention.q_norm.weight",), shape.q_lora_rank)
+    yield _norm("query norm", ("attention.q_norm.weight",), shape.q_lora_rank, let_go=LATENT)
     yield Operator(
         name="query up",
         computes=MatrixProduct(latent, (query,)),

@@ -48,16 +48,6 @@ def operand_bytes(precision: Precision, width: int) -> OperandBytes:
     return OperandBytes(width)
 
 
-READ_BY_PRODUCTS = (
-    "attention input",
-    "mlp input",
-    "after activation",
-    "compressed query",
-    "compressed key-value",
-    "dispatched tokens",
-)
-
-
 def as_operands(saved: Iterable[Saved], layout: Layout) -> Iterator[Saved]:
     """What a block keeps, once it keeps inputs of products as they multiply.
 
@@ -67,10 +57,10 @@ def as_operands(saved: Iterable[Saved], layout: Layout) -> Iterator[Saved]:
     element = element_bytes(layout.precision)[0]
     for item in saved:
         operand = sum(operand_bytes(layout.precision, round(item.bytes / element)))
-        if item.name == "attention result" and operand != item.bytes:
+        if item.read_by == "both" and operand != item.bytes:
             yield item._replace(name="softmax times values")
             yield item._replace(bytes=operand)
-        elif item.name.endswith(READ_BY_PRODUCTS):
+        elif item.read_by == "product":
             yield item._replace(bytes=operand)
         else:
             yield item
