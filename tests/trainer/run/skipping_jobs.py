@@ -11,7 +11,14 @@ from torch import Tensor
 from phalanx.core.run import Run
 from phalanx.oracle.verify import Case
 from phalanx.trainer.checkpoint import Checkpoint, Saver
-from phalanx.trainer.engine.step import Engine, build_engine, forward_backward, update
+from phalanx.trainer.engine.step import (
+    Engine,
+    build_engine,
+    evaluate,
+    forward_backward,
+    train_step,
+    update,
+)
 from phalanx.trainer.parallel.mesh import build_mesh
 from phalanx.trainer.run.state import own_pieces, progress, restore
 
@@ -39,6 +46,8 @@ def held(engine: Engine) -> State:
     kinds["counters"]["learning rate"] = torch.tensor(optimizer.learning_rate)
     for router in engine.balancer.routers:
         kinds["biases"][router.prefix] = router.bias.clone()
+    history = engine.arithmetic.history
+    kinds["history"] = {"values": history.values.clone(), "steps": torch.tensor(history.steps)}
     scale = engine.loss_scale
     kinds["loss scale"] = {"value": torch.tensor(scale.value), "clean": torch.tensor(scale.clean)}
     return kinds
@@ -81,6 +90,30 @@ def around_a_skipped_step(run: Run, before: int) -> tuple[State, State]:
     was = held(engine)
     assert _take(engine, case, before, overflows=True)
     return was, held(engine)
+
+
+def validation_loss(run: Run) -> float:
+    """The loss of a batch that is not learned from, under the initial weights."""
+    return _validate(built(run), Case(run))
+
+
+def train_job(run: Run, steps: int, validates: bool) -> tuple[list[float], State]:
+    """The losses of some steps, with or without a validation around each, and what is held then."""
+    engine, case = built(run), Case(run)
+    losses = []
+    for step in range(steps):
+        if validates:
+            _validate(engine, case)
+        losses.append(train_step(engine, step, case.stream().batch(step, engine.positions())).loss)
+        if validates:
+            _validate(engine, case)
+    return losses, held(engine)
+
+
+def _validate(engine: Engine, case: Case) -> float:
+    run = engine.run
+    executor = engine.forward_executor(run.micro_batches, run.layout.mb, engine.executor_seq)
+    return evaluate(engine, executor, case.stream().batch(99, engine.positions()))
 
 
 def run_job(
