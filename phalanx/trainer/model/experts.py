@@ -9,6 +9,7 @@ s/t and f/t where a rank holds only its part.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -51,6 +52,7 @@ class Router(Declared):
 
     Attributes:
         bias: fp64 [E], added to affinities where experts are chosen and nowhere else.
+        watch: is told whom a micro-batch chose: int64 [s, b, K].
     """
 
     weight: nn.Parameter
@@ -62,10 +64,11 @@ class Router(Declared):
         partial = tp.group.size > 1
         self.declare("weight", (shape.experts, shape.hidden), partial=partial)
         self.bias = torch.zeros(shape.experts, dtype=torch.float64)
+        self.watch: Callable[[MicroBatch, Tensor], None] = lambda *_: None
         self._seen = torch.zeros(shape.experts + 1, dtype=torch.float64)
 
     def forward(self, x: Tensor, batch: MicroBatch) -> Routing:
-        """Route [s, b, h]; where nothing is learned, no expert is ever full and no loss balances."""
+        """Route [s, b, h]; where nothing is learned no expert is full, and no loss balances."""
         learns = torch.is_grad_enabled()
         capacity = self.recipe.capacity if learns else 0.0
         share = self.share * batch.loss_scale if learns else 0.0
@@ -73,6 +76,7 @@ class Router(Declared):
         affinities = self._affinities(logits)
         with torch.no_grad():
             chosen = self._choose(affinities)
+            self.watch(batch, chosen)
             visits = torch.zeros_like(affinities).scatter_(-1, chosen, 1.0)
             visits *= (batch.places < batch.seq)[:, None, None]
             so_far, total = visits, visits
