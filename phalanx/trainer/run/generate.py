@@ -24,8 +24,7 @@ def generate(engine: Engine, prompt: list[int], count: int, temperature: float =
     """Sample `count` tokens after `prompt`; every rank calls it and returns the same.
 
     A token costs a pass over itself alone, while the text is no longer than the model's sequences:
-    keys and values are kept. Beyond, and where experts are full at some capacity, which depends on
-    the whole text, it costs one over all of the text that the model sees.
+    keys and values are kept. Beyond, it costs one over all of the text that the model sees.
 
     Args:
         engine: of this rank.
@@ -37,7 +36,7 @@ def generate(engine: Engine, prompt: list[int], count: int, temperature: float =
     recipe = engine.run.recipe
     cache = KeyValueCache()
     for index in range(count):
-        if len(tokens) <= recipe.seq and not recipe.capacity:
+        if len(tokens) <= recipe.seq:
             logits = _logits_of_new(engine, tokens, cache)
         else:
             logits = _logits(engine, tokens[-recipe.seq :])
