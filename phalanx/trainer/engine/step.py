@@ -50,6 +50,23 @@ class StepResult(NamedTuple):
     load: Load = Load()
 
 
+class LossSum(NamedTuple):
+    """Losses of several sequences, added up: the same on every rank.
+
+    Attributes:
+        nats: of all predictions that count.
+        tokens: how many of them there are.
+    """
+
+    nats: float = 0.0
+    tokens: int = 0
+
+    @property
+    def mean(self) -> float:
+        """Nats per prediction that counts; nan where there is none."""
+        return self.nats / self.tokens if self.tokens else math.nan
+
+
 @dataclass(frozen=True)
 class Engine:
     """Everything one rank needs to take steps.
@@ -199,8 +216,8 @@ def update(engine: Engine, loss: float | Late) -> StepResult:
     return StepResult(loss, norm, skipped, used, engine.balancer.load)
 
 
-def evaluate(engine: Engine, executor: Executor, batch: Batch) -> float:
-    """The loss of one global batch, without learning from it.
+def evaluate(engine: Engine, executor: Executor, batch: Batch) -> LossSum:
+    """The loss of one global batch, without learning from it: neither smoothed nor dropped out.
 
     Args:
         engine: of this rank.
@@ -208,9 +225,10 @@ def evaluate(engine: Engine, executor: Executor, batch: Batch) -> float:
         batch: the sequences at `engine.positions()`.
     """
     batches = micro_batches(engine, 0, batch)
-    valid = count_valid(engine, batches)
+    tokens = int(_sum_valid(engine, batches).item())
+    one = torch.ones((), dtype=torch.float64)
     with torch.no_grad():
-        return late_loss(engine, executor.run(batches, 1 / valid), valid)()
+        return LossSum(late_loss(engine, executor.run(batches, one), one)(), tokens)
 
 
 def micro_batches(engine: Engine, step: int, batch: Batch) -> list[MicroBatch]:
@@ -254,10 +272,14 @@ def micro_batches(engine: Engine, step: int, batch: Batch) -> list[MicroBatch]:
 def count_valid(engine: Engine, batches: Sequence[MicroBatch]) -> Tensor:
     """How many predictions of the global batch count, at least 1; in the dtype of the loss."""
     wide = torch.float64 if engine.executor.wire.form.dtype == torch.float64 else torch.float32
+    return _sum_valid(engine, batches).clamp(min=1).to(wide)
+
+
+def _sum_valid(engine: Engine, batches: Sequence[MicroBatch]) -> Tensor:
     valid = sum(((b.targets != IGNORED).sum() for b in batches), torch.zeros((), dtype=torch.int64))
     total = valid.to(engine.mesh.device)
     engine.mesh.data.all_reduce(total, "valid tokens").wait()
-    return total.clamp(min=1).to(wide)
+    return total
 
 
 def valid_tokens(engine: Engine, batches: Sequence[MicroBatch]) -> Tensor:
