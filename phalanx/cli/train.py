@@ -243,7 +243,9 @@ def _show_dry_run(args: Namespace, origin: Origin, run: Run) -> int:
     """Say what would run, once everything is checked that the start would check."""
     if origin.fresh:
         require_free(origin.runs, origin.name)
-    facts = describe_run(run) | describe_resume(run, origin)
+    facts = describe_run(run)
+    resumed = describe_resume(run, origin)
+    facts |= {**resumed, "told": [*facts["told"], *resumed.get("told", ())]}
     if args.json:
         print(json.dumps({"schema": 1, **facts}))
     else:

@@ -47,7 +47,17 @@ def describe_run(run: Run) -> dict[str, Any]:
         "tokens": recipe.tokens_per_step * recipe.last_step,
         "corpus": corpus.name,
         "corpus_tokens": len(corpus),
+        "told": _notes(run),
     }
+
+
+def _notes(run: Run) -> list[str]:
+    """What the start would tell besides."""
+    if not run.weights:
+        return []
+    from phalanx.trainer.model.start import notes_on_weights
+
+    return notes_on_weights(run.weights)
 
 
 def describe_resume(run: Run, origin: Origin) -> dict[str, Any]:

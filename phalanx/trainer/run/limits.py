@@ -1,5 +1,7 @@
 """What the planner can price and the trainer cannot run yet: refused by name, before it starts."""
 
+from pathlib import Path
+
 from phalanx.core.errors import RefusedError
 from phalanx.core.run import Run
 from phalanx.cost.traffic import refuse_impossible
@@ -39,4 +41,18 @@ def refuse_untrainable(run: Run) -> None:
             f"recipe.seq={run.recipe.seq} is longer than the {shape.max_positions} learned "
             f"positions; use recipe.seq up to {shape.max_positions}, or raise model.max_positions"
         )
+    if run.weights:
+        _refuse_window(run)
     refuse_impossible(run)
+
+
+def _refuse_window(run: Run) -> None:
+    """Attention sees all that comes before: a window must be as long as the sequences."""
+    from phalanx.trainer.model.huggingface import attention_window
+
+    window = attention_window(Path(run.weights))
+    if window is not None and run.recipe.seq > window:
+        raise RefusedError(
+            f"the model in {run.weights} sees a window of {window} tokens, which is not trained "
+            f"here, and recipe.seq={run.recipe.seq} is longer; use recipe.seq up to {window}"
+        )

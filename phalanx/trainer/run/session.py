@@ -13,6 +13,7 @@ from phalanx.data.corpus import Corpus
 from phalanx.trainer.checkpoint import Saver
 from phalanx.trainer.engine.pipedream import asynchronous
 from phalanx.trainer.engine.step import Engine, build_engine
+from phalanx.trainer.model.start import notes_on_weights
 from phalanx.trainer.parallel.mesh import Mesh, build_mesh
 from phalanx.trainer.precision.dtypes import Dtypes
 from phalanx.trainer.run.limits import refuse_untrainable
@@ -109,6 +110,9 @@ def _saver(directory: RunDirectory, run: Run, mesh: Mesh, reporter: Reporter) ->
 def _tell_of_weights(session: Session) -> None:
     """Say what is odd about the weights that training starts from: every rank calls it."""
     mesh, folder = session.engine.mesh, session.run.weights
+    if session.worker.rank == 0:
+        for note in notes_on_weights(folder):
+            session.reporter.on_event(note)
     mine = {
         piece.name: bad
         for piece in own_pieces(session.engine)
@@ -122,7 +126,9 @@ def _tell_of_weights(session: Session) -> None:
         for name, count in found.items():
             totals[name] = totals.get(name, 0) + count
     for name, count in sorted(totals.items()):
-        session.reporter.on_event(f"{folder}: {count:,} values of {name} are not finite")
+        session.reporter.on_event(
+            f"{folder}: {count:,} values of {name} are nan or infinite; training goes on with them"
+        )
 
 
 def describe_session(session: Session, first: int) -> RunInfo:
