@@ -272,7 +272,7 @@ def validation_loss(run: Run) -> float:
     engine = build_engine(run, build_mesh(run.layout, torch.device("cpu")))
     executor = engine.forward_executor(run.micro_batches, run.layout.mb, engine.executor_seq)
     stream = Case(run).stream()
-    return evaluate(engine, executor, stream.batch(0, engine.positions()))
+    return evaluate(engine, executor, stream.batch(0, engine.positions())).mean
 
 
 @pytest.mark.parametrize("layout", ["dp=1", "pp=2", "dp=2 zero=3", "tp=2", "cp=2"])
@@ -296,7 +296,7 @@ def training_and_validation_loss(run: Run) -> tuple[float, float]:
     engine = build_engine(run, build_mesh(run.layout, torch.device("cpu")))
     batch = Case(run).stream().batch(0, engine.positions())
     executor = engine.forward_executor(run.micro_batches, run.layout.mb, engine.executor_seq)
-    validation = evaluate(engine, executor, batch)
+    validation = evaluate(engine, executor, batch).mean
     return forward_backward(engine, 0, batch), validation
 
 
