@@ -11,14 +11,8 @@ from torch import Tensor
 from phalanx.core.run import Run
 from phalanx.oracle.verify import Case
 from phalanx.trainer.checkpoint import Checkpoint, Saver
-from phalanx.trainer.engine.step import (
-    Engine,
-    build_engine,
-    evaluate,
-    forward_backward,
-    train_step,
-    update,
-)
+from phalanx.trainer.engine.engine import Engine, build_engine
+from phalanx.trainer.engine.step import evaluate, forward_backward, train_step, update
 from phalanx.trainer.parallel.mesh import build_mesh
 from phalanx.trainer.run.state import own_pieces, progress, restore
 
