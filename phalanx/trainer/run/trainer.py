@@ -202,7 +202,7 @@ def _info(session: Session, first: int) -> RunInfo:
         model=run.model,
         weights=run.weights,
         layout=run.layout,
-        precision=session.engine.arithmetic.told or str(run.layout.precision),
+        precision=session.engine.arithmetic.description or str(run.layout.precision),
         stages=layers_of_stages(run.layout, run.model.layers),
         micro_batches=run.micro_batches,
         parameters=run.model.params(),
