@@ -2,7 +2,7 @@
 
 The policies are in `trainer/engine/zero.py`. Under HSDP the parts are divided among `shard` ranks,
 and reduced once more over the copies (Zhao et al. 2023, arXiv:2304.11277, section 3.2.2). Its cost
-twin is phalanx/cost/axes/data.py.
+twin is phalanx/cost/messages/data.py.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence

@@ -10,7 +10,8 @@ from torch import Tensor
 from phalanx.core.errors import RefusedError
 from phalanx.core.message import Message
 from phalanx.core.run import Run
-from phalanx.cost.traffic import transfers
+from phalanx.cost.messages import rank_messages
+from phalanx.cost.refusals import refuse
 from phalanx.data.batches import Stream
 from phalanx.oracle.cases import CaseSpec
 from phalanx.oracle.low_precision import Emulation
@@ -26,7 +27,6 @@ from phalanx.trainer.engine.step import train_step
 from phalanx.trainer.model.init import init_source
 from phalanx.trainer.model.inventory import declarations
 from phalanx.trainer.parallel.mesh import build_mesh
-from phalanx.trainer.run.limits import refuse_untrainable
 
 Weights = dict[str, Tensor]
 CPU = torch.device("cpu")
@@ -152,7 +152,7 @@ def test_the_definition_is_not_the_update_of_one_device(ranks: RankPool) -> None
 def test_every_message_is_predicted_to_the_byte(ranks: RankPool, layout: str) -> None:
     run = run_of(layout)
     for rank, (_, _, _, sent) in enumerate(ranks.run(run.layout.ranks, trained, run, 1)):
-        assert sent == transfers(run, run.layout.coordinates(rank))
+        assert sent == rank_messages(run, run.layout.coordinates(rank))
 
 
 def test_the_first_rank_stashes_the_most() -> None:
@@ -180,4 +180,4 @@ def test_what_needs_all_stages_at_once_is_refused(
 ) -> None:
     run = CaseSpec(f"{layout} schedule=pipedream", features).case().run
     with pytest.raises(RefusedError, match=reason):
-        refuse_untrainable(run)
+        refuse(run)
