@@ -12,7 +12,7 @@ from phalanx.trainer.model.parameters import Declared, key_of, uniform_at
 from phalanx.trainer.ops.autograd import apply
 from phalanx.trainer.ops.kernels import rms_norm
 from phalanx.trainer.parallel.tensor import TensorParallel
-from phalanx.trainer.precision.product import Cut
+from phalanx.trainer.precision.product import MatrixCut
 
 
 class Projection(Declared):
@@ -27,7 +27,7 @@ class Projection(Declared):
         self,
         prefix: str,
         sizes: tuple[int, int],
-        cut: Cut,
+        cut: MatrixCut,
         tp: TensorParallel,
         *,
         bias: bool = False,

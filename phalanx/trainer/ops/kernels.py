@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from phalanx.trainer.ops.autograd import apply
-from phalanx.trainer.ops.flash import Attended, Block, attend_block, differentiate_block
+from phalanx.trainer.ops.flash import Attended, AttentionBlock, attend_block, differentiate_block
 
 _ONEDNN = (
     torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX512"
@@ -68,7 +68,7 @@ class _NarrowValues(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        wide, sums = attend_block(Block(q, k, v, mask, causal=mask is None))
+        wide, sums = attend_block(AttentionBlock(q, k, v, mask, causal=mask is None))
         b, a, s, _ = q.shape
         out = q.new_empty(s, b, a, v.shape[-1]).permute(1, 2, 0, 3).copy_(wide)
         ctx.save_for_backward(q, k, v, out, sums, mask)
@@ -77,7 +77,7 @@ class _NarrowValues(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, sums, mask = cast(tuple[Tensor, ...], ctx.saved_tensors)
-        block = Block(q, k, v, mask, causal=mask is None)
+        block = AttentionBlock(q, k, v, mask, causal=mask is None)
         return *differentiate_block(block, Attended(out, sums), grads[0]), None
 
 
