@@ -107,3 +107,8 @@ class Setting:
     def reduces_every(self) -> Booleans:
         """Where the gradients of every micro-batch are reduced by themselves."""
         return self.table.reduces_every
+
+
+def padded(elements: Integers, parts: Integers) -> Integers:
+    """Elements with the padding that makes them divide over so many ranks."""
+    return -(-elements // parts) * parts
