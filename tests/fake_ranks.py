@@ -15,9 +15,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from phalanx.core.message import Message
 from phalanx.core.run import Run
 from phalanx.oracle.verify import Case
-from phalanx.schedules.layouts import is_asynchronous
-from phalanx.trainer.engine.pipedream import asynchronous, pipedream_step
-from phalanx.trainer.engine.step import build_engine, train_step
+from phalanx.trainer.engine.engine import build_engine
+from phalanx.trainer.engine.step import train_step
 from phalanx.trainer.parallel.comm import Group, Part, Pending, Rows
 from phalanx.trainer.parallel.mesh import Mesh, build_mesh
 
@@ -95,13 +94,10 @@ def one_thread() -> Iterator[None]:
 
 def recorded(run: Run, rank: int) -> list[Message]:
     """What the ledger of one rank holds after a step; after the second, where one calibrates."""
-    take_step = pipedream_step if is_asynchronous(run.layout) else train_step
     with one_thread(), fake_mesh(run, rank) as mesh:
         engine = build_engine(run, mesh)
-        if is_asynchronous(run.layout):
-            engine = asynchronous(engine)
         stream = Case(run).stream()
         for step in range(2 if run.layout.precision.recipe == "fp8" else 1):
             mesh.ledger.clear()
-            take_step(engine, step, stream.batch(step, engine.positions()))
+            train_step(engine, step, stream.batch(step, engine.positions()))
         return mesh.ledger.messages()
