@@ -132,7 +132,8 @@ def timeouts(layout: Layout) -> set[float]:
     groups += [mesh.replica, mesh.expert, mesh.expert_copies.all, mesh.ends, mesh.twins, mesh.heads]
     handles = [group.handle for group in groups if group.handle is not None]
     assert len(handles) > 2
-    return {group_timeout(handle).total_seconds() for handle in handles}
+    found = [group_timeout(handle) for handle in handles]
+    return {timeout.total_seconds() for timeout in found if timeout is not None}
 
 
 def sleep_through_a_message() -> None:

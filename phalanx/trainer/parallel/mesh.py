@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import product
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -146,16 +147,17 @@ def _same_heads(layout: Layout, at: Coordinates, kv_heads: int) -> slice:
     return slice(first, first + alike)
 
 
-def group_timeout(group: dist.ProcessGroup | None = None) -> timedelta:
+def group_timeout(group: dist.ProcessGroup | None = None) -> timedelta | None:
     """How long ranks wait for a message of a group, by default of the one of all ranks.
 
-    torch gives every new group 30 minutes, whatever its world has.
+    torch gives every new group 30 minutes, whatever its world has. None where ranks are made up
+    and send nothing.
     """
     joined = group or dist.group.WORLD
     if joined is None:
         raise ValueError("no process group is initialised")
-    timeout: timedelta = joined._get_backend(torch.device("cpu")).options._timeout
-    return timeout
+    options = joined._get_backend(torch.device("cpu")).options
+    return None if options is None else cast(timedelta, options._timeout)
 
 
 def _new_group(ranks: Sequence[int]) -> dist.ProcessGroup:

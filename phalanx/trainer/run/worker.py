@@ -31,6 +31,7 @@ from phalanx.trainer.parallel.mesh import group_timeout
 FIRST_FAILURE = "first-failure.json"
 PEER_GRACE_SECONDS = 3.0  # for ranks whose neighbour has failed to notice it by themselves
 ECHO_SECONDS = 1.0
+TIMEOUT = timedelta(minutes=10)  # after which a message that never came is an error
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 Entry = Callable[..., int]
@@ -117,12 +118,10 @@ def _wait_for_all(worker: Worker) -> None:
     """Return once every rank is done: one that leaves earlier cuts off whoever still sends."""
     store = _get_default_store()
     store.set(f"done {worker.rank}", "")
-    store.wait([f"done {rank}" for rank in range(worker.ranks)], group_timeout())
+    store.wait([f"done {rank}" for rank in range(worker.ranks)], group_timeout() or TIMEOUT)
 
 
-def init_process_group(
-    local_ranks: int, timeout: timedelta = timedelta(minutes=10)
-) -> torch.device:
+def init_process_group(local_ranks: int, timeout: timedelta = TIMEOUT) -> torch.device:
     """Join the other ranks: NCCL if this machine has a GPU for each of its ranks, else gloo.
 
     Args:
