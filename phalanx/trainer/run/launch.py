@@ -109,4 +109,10 @@ def launch(
     multiprocessing.set_forkserver_preload(list(PRELOAD))  # no matter if it runs already
     from phalanx.trainer.run.supervise import supervise
 
-    return supervise(entry, args, ranks, on_stop)
+    try:
+        return supervise(entry, args, ranks, on_stop)
+    except (EOFError, ConnectionError) as error:  # the clean process is gone
+        raise PhalanxError(
+            "the process that ranks are forked from has ended, as it does when memory runs out; see "
+            "what ulimit -v and free say"
+        ) from error
