@@ -66,7 +66,9 @@ class Simulation:
                 for name in self.declared
             }
             batch = stream.batch(step, list(self._samples(i)))
-            loss, _ = _loss(_Model(self.run.model, self.run.recipe, used, step, self.none), batch)
+            loss, _ = _loss(
+                _Model(self.run.model, self.run.recipe, used, step, self.none, {}), batch
+            )
             grads = torch.autograd.grad(loss, list(used.values()))
             for weight, grad in zip(self.weights.values(), grads, strict=True):
                 weight.grad = grad
