@@ -76,7 +76,7 @@ def _head_norms(shape: "ModelShape") -> Operator:
         name="query and key norm",
         computes=MemoryBound(tuple(Width(count, d) for count in heads.values()), 2, 3, 2),
         parameters=tuple(
-            Parameter(f"attention.{n}norm.weight", (whole(d),), "tp") for n in ("q", "k")
+            Parameter(f"attention.{n}_norm.weight", (whole(d),), "tp") for n in ("q", "k")
         ),
         saves=tuple(saves),
     )
