@@ -23,7 +23,7 @@ from rich.text import Text
 
 from phalanx.cli.console import open_console
 from phalanx.cli.runfile import assignment
-from phalanx.core.errors import RefusedError, UsageError, unknown
+from phalanx.core.errors import LostMessageError, RefusedError, UsageError, unknown
 
 if TYPE_CHECKING:
     from phalanx.oracle.cases import CaseSpec, Table
@@ -85,7 +85,7 @@ def run(args: Namespace) -> int:
     screen.start(_what(args, len(requested)))
     outcomes = []
     ranks = max(case.run.layout.ranks for _, case in requested)
-    with RankPool(ranks) as pool:
+    with RankPool(ranks, screen.say) as pool:
         with screen.working(f"starting {ranks} ranks"):
             pool.start(ranks)
         for i, (spec, case) in enumerate(requested, 1):
@@ -168,12 +168,14 @@ def _refuse(args: Namespace, requested: "Sequence[tuple[CaseSpec, Case]]") -> No
 
 
 def verdict(pool: "RankPool", case: "Case") -> "Outcome":
-    """What the oracle finds; that a rank fails is a finding too."""
+    """What the oracle finds; that a rank fails, or waits in vain, is a finding too."""
     from phalanx.oracle.pool import RankFailedError
     from phalanx.oracle.verify import Outcome, verify
 
     try:
         return verify(pool, case)
+    except LostMessageError as lost:
+        return Outcome(case, dict.fromkeys(COLUMNS, math.inf), [str(lost)], seconds=0.0)
     except RankFailedError as failure:
         where, _, traceback = str(failure).partition(":")
         reason = traceback.strip().splitlines()[-1:]
@@ -207,6 +209,10 @@ class _Screen:
         if not self.console.is_terminal or self.console.is_dumb_terminal:
             return nullcontext()
         return self.console.status(what)
+
+    def say(self, event: str) -> None:
+        """One line for what happens beside."""
+        self.console.print(event, soft_wrap=True)
 
     def show(self, spec: "CaseSpec", outcome: "Outcome") -> None:
         """One line for an outcome; what differs, and how to run it again, below a bad one."""

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import product
 
 import torch
 import torch.distributed as dist
 
+from phalanx.core.errors import StartError, shorten
 from phalanx.core.layout import Coordinates, Layout
 from phalanx.core.message import Axis
 from phalanx.schedules.layouts import placement
@@ -145,8 +147,29 @@ def _same_kv_heads(layout: Layout, at: Coordinates, kv_heads: int) -> slice:
     return slice(first, first + alike)
 
 
+def group_timeout(group: dist.ProcessGroup | None = None) -> timedelta | None:
+    """How long ranks wait for a message of a group, by default of the one of all ranks.
+
+    torch gives every new group 30 minutes, whatever its world has. None where ranks are made up
+    and send nothing.
+    """
+    joined = group or dist.group.WORLD
+    if joined is None:
+        raise ValueError("no process group is initialised")
+    options = joined._get_backend(torch.device("cpu")).options
+    return None if options is None else options._timeout
+
+
 def _new_group(ranks: Sequence[int]) -> dist.ProcessGroup:
-    group = dist.new_group(list(ranks), use_local_synchronization=True)
+    """Connect some ranks, who wait for each other as long as all ranks do.
+
+    Raises:
+        StartError: they cannot connect.
+    """
+    try:
+        group = dist.new_group(list(ranks), timeout=group_timeout(), use_local_synchronization=True)
+    except RuntimeError as error:
+        raise StartError(f"ranks {shorten(ranks)} cannot connect: {error}") from error
     if not isinstance(group, dist.ProcessGroup):
         raise TypeError(f"torch gave {group!r} for the ranks {list(ranks)}")
     return group
