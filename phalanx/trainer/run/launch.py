@@ -113,6 +113,6 @@ def launch(
         return supervise(entry, args, ranks, on_stop)
     except (EOFError, ConnectionError) as error:  # the clean process is gone
         raise PhalanxError(
-            "the process that ranks are forked from has ended, as it does when memory runs out; see "
-            "what ulimit -v and free say"
+            "the process that ranks are forked from has ended, as it does when memory runs out; "
+            "see what ulimit -v and free say"
         ) from error
