@@ -10,7 +10,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.cli.runfile import load_run
+from phalanx.api.runfile import load_run
 from phalanx.core.errors import RefusedError, UsageError
 
 if TYPE_CHECKING:

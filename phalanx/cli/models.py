@@ -7,9 +7,8 @@ phalanx models mine.toml --json
 
 import json
 from argparse import ArgumentParser, Namespace
-from dataclasses import asdict
-from typing import Any
 
+from phalanx.api.catalog import models_document
 from phalanx.catalog import load
 from phalanx.catalog.load import ModelEntry
 from phalanx.cli.table import format_argument, print_facts, print_table
@@ -19,7 +18,6 @@ from phalanx.core.units import show_bytes, show_count, show_flops, show_share
 from phalanx.cost.flops import describe_convention, flops_per_token
 from phalanx.cost.state import MIXED_ADAM
 
-SCHEMA = 1
 HEADERS = ("model", "params", "active", "layers", "hidden", "heads", "kv", "ffn", "vocab", "kind")
 
 
@@ -38,8 +36,7 @@ def run(args: Namespace) -> int:
         raise UsageError(f"--seq is {args.seq}; a sequence has at least 1 token")
     entries = [load.model_entry(args.model)] if args.model else load.models()
     if args.json:
-        records = [_record(entry, args.seq) for entry in entries]
-        print(json.dumps({"schema": SCHEMA, "seq": args.seq, "models": records}, indent=2))
+        print(json.dumps(models_document(entries, args.seq), indent=2))
     elif args.model:
         print_facts(_facts(entries[0], args.seq), args.format)
     else:
@@ -107,20 +104,3 @@ def _published(entry: ModelEntry) -> str:
 def _training(shape: ModelShape, seq: int) -> str:
     flops = show_flops(flops_per_token(shape, seq, causal=True))
     return f"{flops} per token at seq {seq}: {describe_convention(causal=True)}"
-
-
-def _record(entry: ModelEntry, seq: int) -> dict[str, Any]:
-    shape = entry.shape
-    return {
-        **asdict(shape),
-        "aliases": entry.aliases,
-        "params": shape.params(),
-        "active_params": shape.active_params(),
-        "published_params": entry.published_params or None,
-        "published_active_params": entry.published_active or None,
-        "flops_per_token": flops_per_token(shape, seq, causal=True),
-        "convention": describe_convention(causal=True),
-        "source": entry.source,
-        "verified": entry.verified,
-        "notes": entry.notes,
-    }

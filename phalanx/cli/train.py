@@ -21,8 +21,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from phalanx.api.runfile import load_run
 from phalanx.cli.console import Screen, open_console
-from phalanx.cli.runfile import load_run
 from phalanx.cli.stream import report_error, restore_terminal
 from phalanx.cli.trial import describe_run, refuse_untrainable, show_run
 from phalanx.core.errors import RefusedError, UsageError

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
+from phalanx.api.runfile import assignment
 from phalanx.cli.console import open_console
-from phalanx.cli.runfile import assignment
 from phalanx.core.errors import RefusedError, UsageError, unknown
 
 if TYPE_CHECKING:

@@ -49,7 +49,12 @@ class Layout:
         True
 
     Attributes:
-        dp, pp, tp, cp, ep: degrees; ep borrows ranks from dp x cp and is not a factor.
+        dp: data-parallel degree: ranks that see other sequences of the batch.
+        pp: pipeline ranks: each holds other layers.
+        tp: tensor-parallel degree: ranks that hold a part of every matrix.
+        cp: context-parallel degree: ranks that share each sequence, and what zero shards.
+        ep: expert-parallel degree: ranks, borrowed from dp x cp, that divide the experts of each
+            layer among them; it is not a factor of the number of ranks.
         zero: what data-parallel ranks shard: 0 nothing, 1 optimizer, 2 gradients, 3 weights.
         shard: how many dp ranks share one sharded copy (HSDP); 0 means all of dp, see `shards`.
         v: chunks of layers per pipeline rank; 0 means as few as the schedule can have, see

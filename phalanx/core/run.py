@@ -36,7 +36,9 @@ class Recipe:
         clip: largest global gradient norm; 0 clips nothing.
         clip_norm: which norm: 2, or inf for the largest element.
         optimizer: adamw or sgd.
-        beta1, beta2, eps: of AdamW (arXiv:1711.05101).
+        beta1: decay of AdamW's mean of gradients (arXiv:1711.05101).
+        beta2: decay of AdamW's mean of their squares.
+        eps: added to the root of that in AdamW.
         master_weights: fp32 copies of 16-bit weights, which the optimizer moves; or none, so that
             updates are rounded to the weights' own bf16, to the nearest (none) or by chance
             (stochastic).

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from phalanx.core.errors import PhalanxError
+from phalanx.trainer.run.launch import leaving_main_alone
 
 Job = Callable[..., Any]
 
@@ -93,7 +94,8 @@ class RankPool:
         while len(self._workers) < ranks:
             ours, theirs = self._context.Pipe()
             process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
-            process.start()
+            with leaving_main_alone():
+                process.start()
             theirs.close()
             self._workers.append((process, ours))
 

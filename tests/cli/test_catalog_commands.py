@@ -48,8 +48,8 @@ def test_models_as_json_carries_counts_and_their_convention(capsys: pytest.Captu
     (record,) = found["models"]
     shape = load.model("deepseek-v3")
     assert found["schema"] == 1
-    assert record["params"] == shape.params()
-    assert record["active_params"] == shape.active_params()
+    assert record["parameters"] == shape.params()
+    assert record["active_parameters"] == shape.active_params()
     assert "causal" in record["convention"]
 
 

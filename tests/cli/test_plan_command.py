@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.api.runfile import load_run
 from phalanx.catalog import load
 from phalanx.cli.main import main
-from phalanx.cli.runfile import load_run
 from phalanx.core.layout import Layout
 from phalanx.core.run import Recipe, Run
 from phalanx.planner.estimate import estimate

@@ -9,8 +9,11 @@ import importlib.util
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
+from types import ModuleType
 from typing import Any
 
 from phalanx.core.errors import PhalanxError
@@ -83,6 +86,22 @@ def _forkserver_pid() -> int | None:
     return pid
 
 
+@contextmanager
+def leaving_main_alone() -> Iterator[None]:
+    """Start processes that do not run the caller's script again.
+
+    multiprocessing imports the main module in every process that it starts, in case the function
+    to be called lives there. Ours live in modules of their own; a script that trains without
+    `if __name__ == "__main__"` would otherwise start ranks in every rank.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
 def launch(
     entry: Callable[..., int],
     args: tuple[Any, ...],
@@ -111,4 +130,5 @@ def launch(
     multiprocessing.set_forkserver_preload(list(PRELOAD))  # no matter if it runs already
     from phalanx.trainer.run.supervise import supervise
 
-    return supervise(entry, args, ranks, on_stop)
+    with leaving_main_alone():
+        return supervise(entry, args, ranks, on_stop)

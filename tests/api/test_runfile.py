@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from phalanx.api.runfile import default_layout, load_run
 from phalanx.catalog import load
-from phalanx.cli.runfile import default_layout, load_run
 from phalanx.core.errors import RefusedError, UsageError
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
