@@ -22,12 +22,14 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "schedule",
         metavar="NAME",
-        help="1f1b, interleaved, zb-h1 and their like (phalanx help schedule names them), or a "
-        ".csv file with one line of actions per rank",
+        help="1f1b, interleaved, zb-h1 and their like (phalanx help layout.schedule names them), "
+        "a .csv file with one line of actions per rank, or the module:attribute of your own",
     )
     parser.add_argument("-p", type=int, help="pipeline ranks (default 4)")
     parser.add_argument("-m", type=int, help="micro-batches in a step (default 8)")
-    parser.add_argument("-v", type=int, help="stages per rank, where there is a choice (default 2)")
+    parser.add_argument(
+        "-v", type=int, help="chunks of layers per rank, where there is a choice (default 2)"
+    )
     parser.add_argument(
         "--cost",
         default="",

@@ -38,7 +38,7 @@ from phalanx.cost.saved import (
     mlp_saved,
 )
 from phalanx.cost.state import StateBytes
-from phalanx.schedules.placement import placement
+from phalanx.schedules.layouts import num_stages, placement
 
 BF16 = 2
 Moment = Literal["forward", "loss", "backward"]
@@ -249,7 +249,7 @@ class _Rank:
     @property
     def last(self) -> bool:
         """Whether it computes the loss."""
-        return self.layout.num_stages - 1 in self.stages
+        return num_stages(self.layout) - 1 in self.stages
 
     @cached_property
     def kinds(self) -> dict[int, int]:

@@ -16,13 +16,13 @@ from typing import Literal, NamedTuple
 
 from phalanx.core.errors import RefusedError
 from phalanx.core.layout import Coordinates, Layout
+from phalanx.core.message import Message
 from phalanx.core.model import ModelShape
 from phalanx.core.precision import STRETCH
 from phalanx.core.run import Run
-from phalanx.core.traffic import Transfer
 from phalanx.cost.saved import Saved
 from phalanx.cost.units import bytes_per_element, passes, stages_at
-from phalanx.schedules.placement import placement
+from phalanx.schedules.layouts import placement
 
 _AMAX = 4  # bytes
 _KINDS = 3  # of tensors of a projection: input, matrix, gradient of the output
@@ -186,7 +186,7 @@ def _cut_widths(shape: ModelShape) -> dict[str, int]:
     }
 
 
-def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
+def transfers(run: Run, at: Coordinates) -> Iterator[Message]:
     """The largest values that the rank at `at` sends in one step, once calibrated."""
     layout = run.layout
     layers = [i for _, layers in stages_at(run, at) for i in layers]
@@ -195,19 +195,19 @@ def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
         case "fp8":
             size = _AMAX * _KINDS * sum(call.matrices for call in made)
             if layout.tp > 1:
-                yield Transfer("tensor", "all_reduce", "amax", size)
+                yield Message("tensor", "all_reduce", "amax", size)
             if layout.dp * layout.cp > 1:
-                yield Transfer("data", "all_reduce", "amax", size)
+                yield Message("data", "all_reduce", "amax", size)
             if placement(layout).copies > 1:
-                yield Transfer("pipeline", "all_reduce", "amax", size)
+                yield Message("pipeline", "all_reduce", "amax", size)
         case "fp8-current" | "nvfp4":
             forwards, m = 2 if layout.recompute.segment else 1, passes(run)
             if layout.tp > 1:
                 times = sum(_over_tp(call, forwards, sp=layout.sequence_parallel) for call in made)
-                yield Transfer("tensor", "all_reduce", "amax", _AMAX, times * m)
+                yield Message("tensor", "all_reduce", "amax", _AMAX, times * m)
             if layout.cp > 1:
                 times = sum(forwards + call.matrices for call in made)
-                yield Transfer("context", "all_reduce", "amax", _AMAX, times * m)
+                yield Message("context", "all_reduce", "amax", _AMAX, times * m)
 
 
 def _over_tp(call: Call, forwards: int, *, sp: bool) -> int:

@@ -1,8 +1,8 @@
 """All that one rank sends in a step, and whether a run is possible: every axis asked in turn."""
 
 from phalanx.core.layout import Coordinates
+from phalanx.core.message import Message
 from phalanx.core.run import Run
-from phalanx.core.traffic import Transfer
 from phalanx.cost import offload, precision
 from phalanx.cost.axes import context, data, expert, pipeline, tensor
 
@@ -20,15 +20,15 @@ def refuse_impossible(run: Run) -> None:
     offload.refuse(run)
 
 
-def transfers(run: Run, at: Coordinates) -> list[Transfer]:
+def transfers(run: Run, at: Coordinates) -> list[Message]:
     """What the rank at `at` sends in one optimizer step, equal messages added up."""
     sent = [t for axis in AXES for t in axis.transfers(run, at)]
     if run.layout.ranks > 1:
         sent += [
-            Transfer("world", "all_reduce", "gradient norm", 8),
-            Transfer("world", "all_reduce", "loss", 8),
+            Message("world", "all_reduce", "gradient norm", 8),
+            Message("world", "all_reduce", "loss", 8),
         ]
-    totals: dict[Transfer, int] = {}
+    totals: dict[Message, int] = {}
     for transfer in sent:
         key = transfer._replace(times=0)
         totals[key] = totals.get(key, 0) + transfer.times

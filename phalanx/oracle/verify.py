@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 
 from phalanx.core.errors import RefusedError
-from phalanx.core.layout import Layout
+from phalanx.core.layout import DEFAULT_SCHEDULE, Layout
+from phalanx.core.message import Message
 from phalanx.core.run import Run
-from phalanx.core.traffic import Transfer
 from phalanx.cost.axes.pipeline import enough
 from phalanx.data.batches import Stream
 from phalanx.data.synthetic import Masked, SyntheticStream
@@ -30,6 +30,7 @@ from phalanx.oracle.compare import (
 )
 from phalanx.oracle.pool import RankPool
 from phalanx.oracle.reference import ReferenceStep, reference_steps
+from phalanx.schedules.layouts import is_asynchronous, num_stages
 from phalanx.trainer.engine.step import Engine, build_engine, forward_backward, update
 from phalanx.trainer.parallel.mesh import GroupType, build_mesh
 from phalanx.trainer.run.limits import refuse_untrainable
@@ -43,7 +44,7 @@ RECIPE = {"seq": 32, "steps": 10, "warmup": 2, "clip": 0.5, "init_std": 0.1, "ep
 
 @dataclass(frozen=True)
 class Case:
-    """One question to the oracle.
+    """What is compared: a run, and the batches that both sides see.
 
     Attributes:
         run: model, layout and recipe; its data are not used.
@@ -75,7 +76,7 @@ class Outcome:
     """What the oracle found.
 
     Attributes:
-        case: the question.
+        case: what is compared.
         errors: worst relative error of "loss", "grad", "grad_norm" and "weight".
         complaints: what differs, one line each; empty means passed.
         seconds: it took.
@@ -86,7 +87,7 @@ class Outcome:
     errors: dict[str, float]
     complaints: list[str]
     seconds: float
-    traffic: list[list[Transfer]] = field(default_factory=list)
+    traffic: list[list[Message]] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
@@ -100,7 +101,7 @@ class RankReport(NamedTuple):
     losses: list[float]
     norms: list[float]
     seen: list[Seen]
-    traffic: list[Transfer]
+    traffic: list[Message]
 
 
 def default_case(layout: Layout, tables: Tables | None = None, **situation: Any) -> Case:
@@ -128,7 +129,7 @@ def default_case(layout: Layout, tables: Tables | None = None, **situation: Any)
 
 
 def _layers(layout: Layout) -> int:
-    return sum(layout.stages) or max(4, layout.num_stages)
+    return sum(layout.stages) or max(4, num_stages(layout))
 
 
 def _batch(layout: Layout) -> int:
@@ -144,19 +145,20 @@ def refuse_unprovable(run: Run) -> None:
         RefusedError: with what works.
     """
     refuse_untrainable(run)
-    if run.layout.asynchronous:
+    if is_asynchronous(run.layout):
         raise RefusedError(
-            "schedule=pipedream does not claim the update of one device: its gradients are stale "
-            "by design; train with it, or verify schedule=1f1b, whose rows it has"
+            f"schedule={run.layout.schedule} does not claim the update of one device: its "
+            "gradients are stale by design; train with it, or verify another one, such as "
+            f"schedule={DEFAULT_SCHEDULE}"
         )
 
 
 def verify(pool: RankPool, case: Case) -> Outcome:
-    """Ask the oracle.
+    """Compare a layout with one device.
 
     Args:
         pool: with at least as many ranks as the layout.
-        case: the question.
+        case: what is compared.
 
     Raises:
         RefusedError: the layout cannot run this model; the message says what can.
@@ -179,7 +181,7 @@ def compare(
 
     Args:
         pool: with at least as many ranks as the layout.
-        case: the question.
+        case: what is compared.
         references: the steps of one device.
         group_type: carries the messages; a mutated one tests the oracle itself.
         tamper: makes every rank's engine another one before its first step; for the same purpose.
@@ -214,7 +216,7 @@ def layout_job(
         losses.append(forward_backward(engine, step, stream.batch(step, engine.positions())))
         seen += see_gradients(engine.units, step, reference)
         norms.append(update(engine, losses[-1]).grad_norm)
-        traffic = mesh.ledger.transfers()
+        traffic = mesh.ledger.messages()
         seen += see_weights(engine.units, step, reference)
         seen += see_biases(engine.balancer.routers, step, reference)
     return RankReport(losses, norms, seen, traffic)

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from phalanx.core.layout import Layout
+from phalanx.core.message import Message
 from phalanx.core.model import ModelShape
-from phalanx.core.traffic import Transfer
 from phalanx.cost.traffic import transfers
 from phalanx.oracle.pool import RankPool
 from phalanx.oracle.verify import Case, default_case, layout_job, reference_job
@@ -107,7 +107,7 @@ CASES = [
 ]
 
 
-def seen_and_planned(ranks: RankPool, case: Case) -> list[tuple[list[Transfer], list[Transfer]]]:
+def seen_and_planned(ranks: RankPool, case: Case) -> list[tuple[list[Message], list[Message]]]:
     """For every rank: what its ledger holds after a step, and what the axes said before."""
     layout = case.run.layout
     (references,) = ranks.run(1, reference_job, case)

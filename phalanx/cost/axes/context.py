@@ -19,9 +19,9 @@ from collections.abc import Iterator
 
 from phalanx.core.errors import RefusedError, divisors, shorten
 from phalanx.core.layout import Coordinates, Layout
+from phalanx.core.message import Message
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Run
-from phalanx.core.traffic import Transfer
 from phalanx.cost.units import bytes_per_element, passes, stages_at, tokens_at
 
 
@@ -39,7 +39,7 @@ def refuse(run: Run) -> None:
         )
 
 
-def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
+def transfers(run: Run, at: Coordinates) -> Iterator[Message]:
     """What the rank at `at` sends along cp in one step."""
     layout = run.layout
     if layout.cp == 1:
@@ -49,7 +49,7 @@ def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
         yield transfer._replace(times=transfer.times * blocks * passes(run))
 
 
-def _of_block(run: Run) -> Iterator[Transfer]:
+def _of_block(run: Run) -> Iterator[Message]:
     """What one block sends for one micro-batch."""
     layout = run.layout
     again = layout.recompute.segment > 0 or "core" in layout.recompute.parts
@@ -63,21 +63,21 @@ def _of_block(run: Run) -> Iterator[Transfer]:
             yield from _ulysses(run, forwards)
 
 
-def _ring(run: Run, forwards: int) -> Iterator[Transfer]:
+def _ring(run: Run, forwards: int) -> Iterator[Message]:
     compute, wide = bytes_per_element(run.layout)
     hops, size = run.layout.cp - 1, _key_values(run)
-    yield Transfer("context", "send", "keys and values", size * compute, hops * (forwards + 1))
-    yield Transfer("context", "send", "key and value gradients", size * wide, hops)
+    yield Message("context", "send", "keys and values", size * compute, hops * (forwards + 1))
+    yield Message("context", "send", "key and value gradients", size * wide, hops)
 
 
-def _gather(run: Run, forwards: int) -> Iterator[Transfer]:
+def _gather(run: Run, forwards: int) -> Iterator[Message]:
     compute, wide = bytes_per_element(run.layout)
     size = run.layout.cp * _key_values(run)
-    yield Transfer("context", "all_gather", "keys and values", size * compute, forwards + 1)
-    yield Transfer("context", "reduce_scatter", "key and value gradients", size * wide)
+    yield Message("context", "all_gather", "keys and values", size * compute, forwards + 1)
+    yield Message("context", "reduce_scatter", "key and value gradients", size * wide)
 
 
-def _ulysses(run: Run, forwards: int) -> Iterator[Transfer]:
+def _ulysses(run: Run, forwards: int) -> Iterator[Message]:
     compute, _ = bytes_per_element(run.layout)
     shape, head = run.model, tokens_at(run) * run.model.heads // run.layout.tp * compute
     query, result = head * shape.qk_width, head * (shape.kv_width - shape.qk_width)
@@ -88,7 +88,7 @@ def _ulysses(run: Run, forwards: int) -> Iterator[Transfer]:
         ("attention result and gradient", 2 * result, 1),
         ("query, key and value gradients", inputs, 1),
     ):
-        yield Transfer("context", "all_to_all", purpose, size, times)
+        yield Message("context", "all_to_all", purpose, size, times)
 
 
 def held_in_backward(shape: ModelShape, layout: Layout, element: int) -> float:

@@ -20,9 +20,10 @@ n is shared by 1/e of the ranks. Source: Rajbhandari et al. 2019 (arXiv:1910.020
 from collections.abc import Iterator
 
 from phalanx.core.layout import Coordinates
+from phalanx.core.message import Message
 from phalanx.core.run import Run
-from phalanx.core.traffic import Transfer
 from phalanx.cost.units import UnitSize, bytes_per_element, passes, units_at
+from phalanx.schedules.layouts import is_asynchronous, reduces_every
 
 
 def refuse(run: Run) -> None:
@@ -30,35 +31,35 @@ def refuse(run: Run) -> None:
     run.layout.micro_batches(run.recipe.batch)
 
 
-def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
+def transfers(run: Run, at: Coordinates) -> Iterator[Message]:
     """What the rank at `at` sends along dp in one step."""
     layout = run.layout
     if layout.dp * layout.cp == 1:
         return
-    counts = passes(run) if layout.asynchronous else 1
-    yield Transfer("data", "all_reduce", "valid tokens", 8 * counts)
+    counts = passes(run) if is_asynchronous(layout) else 1
+    yield Message("data", "all_reduce", "valid tokens", 8 * counts)
     for unit in units_at(run, at):
         yield from _of_unit(run, unit)
 
 
-def _of_unit(run: Run, unit: UnitSize) -> Iterator[Transfer]:
+def _of_unit(run: Run, unit: UnitSize) -> Iterator[Message]:
     layout, m = run.layout, passes(run)
     compute, wide = bytes_per_element(layout)
     ep = layout.ep if unit.spread else 1
-    updates = m if layout.asynchronous else 1
+    updates = m if is_asynchronous(layout) else 1
     everyone, sharers = layout.dp * layout.cp // ep, layout.sharers // ep
     if layout.zero_stage == 0:
         if everyone > 1:
             size = unit.padded(everyone) * wide
-            yield Transfer("data", "all_reduce", "gradients", size, updates)
+            yield Message("data", "all_reduce", "gradients", size, updates)
         return
     n = unit.padded(sharers)
-    reductions = m if layout.reduces_every else 1
+    reductions = m if reduces_every(layout) else 1
     again = layout.zero_stage == 3 and layout.reshard
     gathers = m * (unit.uses + unit.backward) if again else updates
     if sharers > 1:
-        yield Transfer("data", "reduce_scatter", "gradients", n * wide, reductions)
-        yield Transfer("data", "all_gather", "weights", n * compute, gathers)
+        yield Message("data", "reduce_scatter", "gradients", n * wide, reductions)
+        yield Message("data", "all_gather", "weights", n * compute, gathers)
     if layout.replicas > 1:
         part = n // sharers * wide
-        yield Transfer("data", "all_reduce", "gradients of copies", part, updates)
+        yield Message("data", "all_reduce", "gradients of copies", part, updates)

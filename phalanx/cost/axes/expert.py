@@ -19,10 +19,10 @@ from collections.abc import Iterator
 
 from phalanx.core.errors import RefusedError, divisors, shorten
 from phalanx.core.layout import Coordinates
+from phalanx.core.message import Message
 from phalanx.core.run import Run
-from phalanx.core.traffic import Transfer
 from phalanx.cost.units import bytes_per_element, passes, stages_at
-from phalanx.schedules.placement import placement
+from phalanx.schedules.layouts import placement
 
 COUNT = 8  # bytes of a number of rows
 
@@ -45,32 +45,32 @@ def refuse(run: Run) -> None:
         )
 
 
-def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
+def transfers(run: Run, at: Coordinates) -> Iterator[Message]:
     """What the rank at `at` sends along ep in one step; with a capacity, at most."""
     layout, shape, m = run.layout, run.model, passes(run)
     layers = sum(shape.routes(layer) for _, stage in stages_at(run, at) for layer in stage)
     loads = COUNT * layers * (shape.experts + 1)
     if layers and layout.dp * layout.cp > 1:
-        yield Transfer("data", "all_reduce", "expert loads", loads)
+        yield Message("data", "all_reduce", "expert loads", loads)
     if layers and placement(layout).copies > 1:
-        yield Transfer("pipeline", "all_reduce", "expert loads both ways", loads)
+        yield Message("pipeline", "all_reduce", "expert loads both ways", loads)
     again = layers if layout.recompute.segment else 0
     compute, wide = bytes_per_element(layout)
     forwards = m * (layers + again)
     if layout.cp > 1 and (run.recipe.balance_loss or run.recipe.capacity):
         visits = 2 * layout.cp * layout.mb * shape.experts * wide
-        yield Transfer("context", "all_gather", "expert visits", visits, forwards)
+        yield Message("context", "all_gather", "expert visits", visits, forwards)
     if layout.ep == 1:
         return
     size = _real_tokens(run, at.cp) * layout.mb * shape.top_k * shape.hidden * compute
-    yield Transfer("expert", "all_to_all", "rows per expert", COUNT * shape.experts, forwards)
+    yield Message("expert", "all_to_all", "rows per expert", COUNT * shape.experts, forwards)
     for purpose, times in (
         ("tokens", forwards),
         ("expert results", forwards),
         ("result gradients", m * layers),
         ("token gradients", m * layers),
     ):
-        yield Transfer("expert", "all_to_all", purpose, size, times)
+        yield Message("expert", "all_to_all", purpose, size, times)
 
 
 def _real_tokens(run: Run, cp: int) -> int:

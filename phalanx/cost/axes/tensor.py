@@ -22,9 +22,9 @@ from collections.abc import Iterator
 
 from phalanx.core.errors import RefusedError, divisors, shorten
 from phalanx.core.layout import Coordinates
+from phalanx.core.message import Collective, Message
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Run
-from phalanx.core.traffic import Collective, Transfer
 from phalanx.cost.precision import OperandBytes, operand_bytes
 from phalanx.cost.units import (
     bytes_per_element,
@@ -34,6 +34,7 @@ from phalanx.cost.units import (
     tokens_at,
     units_at,
 )
+from phalanx.schedules.layouts import reduces_every
 
 Messages = Counter[tuple[Collective, str, int]]  # by collective, purpose and bytes per token
 
@@ -54,7 +55,7 @@ def refuse(run: Run) -> None:
             raise RefusedError(f"{what} of {size} is smaller than tp={tp}; use a smaller tp")
 
 
-def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
+def transfers(run: Run, at: Coordinates) -> Iterator[Message]:
     """What the rank at `at` sends along tp in one step."""
     layout, shape, m = run.layout, run.model, passes(run)
     if layout.tp == 1:
@@ -72,15 +73,15 @@ def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
             sent.update(_head(run))
             yield from _loss(run, tokens, max(wide, 4))
     for (collective, purpose, size), times in sent.items():
-        yield Transfer("tensor", collective, purpose, tokens * size, times * m)
-    reductions = m if layout.reduces_every else 1
+        yield Message("tensor", collective, purpose, tokens * size, times * m)
+    reductions = m if reduces_every(layout) else 1
     for unit in units_at(run, at):
         if unit.partial:
             size = unit.partial * wide
-            yield Transfer("tensor", "all_reduce", "partial gradients", size, reductions)
+            yield Message("tensor", "all_reduce", "partial gradients", size, reductions)
         if unit.shared:
             size = unit.shared * wide
-            yield Transfer("tensor", "all_reduce", "shared gradients", size, reductions)
+            yield Message("tensor", "all_reduce", "shared gradients", size, reductions)
 
 
 def _block(run: Run, *, routed: bool) -> Messages:
@@ -155,13 +156,13 @@ def _head(run: Run) -> Messages:
     return _gather(run, h) if run.layout.logits else _columns(run, h, size)
 
 
-def _loss(run: Run, tokens: int, size: int) -> Iterator[Transfer]:
+def _loss(run: Run, tokens: int, size: int) -> Iterator[Message]:
     """The two reductions of the cross-entropy, for all tokens or chunk by chunk."""
     m, chunk = passes(run), run.layout.logits or tokens
     for n, times in ((chunk, tokens // chunk * m), (tokens % chunk, m)):
         if n:
-            yield Transfer("tensor", "all_reduce", "loss maximum", n * size, times)
-            yield Transfer("tensor", "all_reduce", "loss sums", 3 * n * size, times)
+            yield Message("tensor", "all_reduce", "loss maximum", n * size, times)
+            yield Message("tensor", "all_reduce", "loss sums", 3 * n * size, times)
 
 
 def _again(run: Run, layers: range, layer: int) -> Messages:

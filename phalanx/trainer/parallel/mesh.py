@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 from phalanx.core.layout import Coordinates, Layout
-from phalanx.core.traffic import Axis
-from phalanx.schedules.placement import placement
+from phalanx.core.message import Axis
+from phalanx.schedules.layouts import placement
 from phalanx.trainer.parallel.comm import DirectGroup, Group, Ledger
 
 GroupType = Callable[[Axis, Sequence[int], dist.ProcessGroup | None, Ledger], Group]

@@ -8,16 +8,17 @@ import torch
 from torch import Tensor
 
 from phalanx.core.errors import RefusedError
+from phalanx.core.message import Message
 from phalanx.core.run import Run
-from phalanx.core.traffic import Transfer
 from phalanx.cost.traffic import transfers
 from phalanx.data.batches import Stream
-from phalanx.oracle.cases import Question
+from phalanx.oracle.cases import CaseSpec
 from phalanx.oracle.low_precision import Emulation
 from phalanx.oracle.pool import RankPool
 from phalanx.oracle.reference import _loss, _Model, _optimizer
 from phalanx.oracle.verify import Case, verify
 from phalanx.schedules.build import build
+from phalanx.schedules.layouts import layers_of_stages, num_stages
 from phalanx.schedules.pipedream import stashed_weights, weight_delays
 from phalanx.trainer.engine.pipedream import Stashing, asynchronous, pipedream_step
 from phalanx.trainer.engine.step import build_engine
@@ -32,10 +33,10 @@ CPU = torch.device("cpu")
 
 def stage_of(name: str, run: Run) -> int:
     """The stage that holds a parameter."""
-    last = run.layout.num_stages - 1
+    last = num_stages(run.layout) - 1
     if not name.startswith("blocks"):
         return 0 if name.startswith(("embedding", "positions")) else last
-    layer, sizes = int(name.split(".")[1]), run.layout.layers_of_stages(run.model.layers)
+    layer, sizes = int(name.split(".")[1]), layers_of_stages(run.layout, run.model.layers)
     return next(s for s in range(last + 1) if layer < sum(sizes[: s + 1]))
 
 
@@ -92,14 +93,14 @@ def simulated(run: Run, steps: int) -> tuple[list[float], Weights]:
     return losses, simulation._now()
 
 
-def trained(run: Run, steps: int) -> tuple[list[float], Weights, int, list[Transfer]]:
+def trained(run: Run, steps: int) -> tuple[list[float], Weights, int, list[Message]]:
     """Losses, this rank's last weights, versions that it still stashes, and what it sent last."""
     engine = asynchronous(build_engine(run, build_mesh(run.layout, CPU)))
     stream, losses = Case(run).stream(), []
     for step in range(steps):
         engine.mesh.ledger.clear()
         losses.append(pipedream_step(engine, step, stream.batch(step, engine.positions())).loss)
-    sent, weights = engine.mesh.ledger.transfers(), {}
+    sent, weights = engine.mesh.ledger.messages(), {}
     for sharded in engine.units:
         sharded.acquire()
         for slot in sharded.unit.slots:
@@ -110,7 +111,7 @@ def trained(run: Run, steps: int) -> tuple[list[float], Weights, int, list[Trans
 
 
 def run_of(layout: str, *features: str) -> Run:
-    return Question(f"{layout} schedule=pipedream", ("no-clip", *features)).case().run
+    return CaseSpec(f"{layout} schedule=pipedream", ("no-clip", *features)).case().run
 
 
 @pytest.mark.ranks
@@ -177,6 +178,6 @@ def test_an_update_that_differs_by_design_is_not_verified(ranks: RankPool) -> No
 def test_what_needs_all_stages_at_once_is_refused(
     layout: str, features: tuple[str, ...], reason: str
 ) -> None:
-    run = Question(f"{layout} schedule=pipedream", features).case().run
+    run = CaseSpec(f"{layout} schedule=pipedream", features).case().run
     with pytest.raises(RefusedError, match=reason):
         refuse_untrainable(run)

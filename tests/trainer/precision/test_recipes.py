@@ -7,7 +7,7 @@ from torch import Tensor
 from phalanx.core.errors import RefusedError, UsageError
 from phalanx.core.layout import Layout
 from phalanx.core.precision import SCALED, Precision
-from phalanx.oracle.cases import Question
+from phalanx.oracle.cases import CaseSpec
 from phalanx.oracle.verify import default_case
 from phalanx.trainer.engine.step import build_engine, train_step
 from phalanx.trainer.parallel.mesh import build_mesh
@@ -182,7 +182,7 @@ def test_what_would_scale_otherwise_is_refused_with_what_works(
     line: str, features: tuple[str, ...], words: str
 ):
     with pytest.raises(RefusedError, match=words):
-        refuse_untrainable(Question(line, features).case().run)
+        refuse_untrainable(CaseSpec(line, features).case().run)
 
 
 def test_a_precision_is_a_recipe_and_the_rest():
