@@ -14,12 +14,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from phalanx.api.planning import Plan as Plan
-    from phalanx.api.planning import Published as Published
     from phalanx.api.planning import estimate as estimate
     from phalanx.api.planning import messages as messages
-    from phalanx.api.planning import plan as plan
-    from phalanx.api.planning import published as published
+    from phalanx.api.plans import Plan as Plan
+    from phalanx.api.plans import plan as plan
+    from phalanx.api.publications import Published as Published
+    from phalanx.api.publications import published as published
     from phalanx.api.schedules import schedule as schedule
     from phalanx.api.training import Summary as Summary
     from phalanx.api.training import train as train
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from phalanx.core.errors import UsageError as UsageError
     from phalanx.core.estimate import Estimate as Estimate
     from phalanx.core.layout import Layout as Layout
+    from phalanx.core.message import Message as Message
     from phalanx.core.model import ModelShape as ModelShape
     from phalanx.core.run import Recipe as Recipe
     from phalanx.core.run import Run as Run
@@ -42,8 +43,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    **dict.fromkeys(("plan", "estimate", "messages", "published"), "phalanx.api.planning"),
-    **dict.fromkeys(("Plan", "Published"), "phalanx.api.planning"),
+    **dict.fromkeys(("estimate", "messages"), "phalanx.api.planning"),
+    **dict.fromkeys(("plan", "Plan"), "phalanx.api.plans"),
+    **dict.fromkeys(("published", "Published"), "phalanx.api.publications"),
+    "Message": "phalanx.core.message",
     "schedule": "phalanx.api.schedules",
     **dict.fromkeys(("verify", "Verdict"), "phalanx.api.verification"),
     **dict.fromkeys(("train", "Summary"), "phalanx.api.training"),
@@ -62,6 +65,7 @@ __all__ = [
     "DataError",
     "Estimate",
     "Layout",
+    "Message",
     "ModelShape",
     "PhalanxError",
     "Plan",

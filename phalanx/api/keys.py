@@ -20,6 +20,7 @@ from phalanx.core.offload import Offload
 from phalanx.core.precision import Precision
 from phalanx.core.recompute import Recompute
 from phalanx.core.run import Data, Recipe
+from phalanx.core.synonyms import KEYS
 
 SCHEMA = 1
 KINDS = {
@@ -108,6 +109,8 @@ def topic(name: str) -> Topic:
 def find(name: str) -> tuple[Topic, ...]:
     """Everything that a word may mean: `zero` is `layout.zero`, and a word of the glossary.
 
+    What other programs call a key leads to it: `max_grad_norm` is `recipe.clip`.
+
     Args:
         name: a key with or without its table, a quantity, a word or a letter.
 
@@ -115,7 +118,8 @@ def find(name: str) -> tuple[Topic, ...]:
         UsageError: nobody knows it; the message has the nearest that exist.
     """
     wanted = name.strip().strip("[]")
-    exact = [t for t in topics() if wanted in (t.name, t.name.partition(".")[2])]
+    meant = KEYS.get(wanted.lower().replace("-", "_"), wanted)
+    exact = [t for t in topics() if t.name == meant or t.name.partition(".")[2] == wanted]
     folded = [t for t in topics() if t.name.lower() == wanted.lower()]
     of_table = [t for t in topics() if t.name.startswith(f"{wanted}.")]
     found = tuple(dict.fromkeys([*exact, *folded, *of_table]))
@@ -292,7 +296,7 @@ def _bare(value: object) -> str:
 
 
 def _schedules() -> tuple[str, ...]:
-    from phalanx.schedules.build import NAMES
+    from phalanx.schedules.registry import NAMES
 
     return NAMES
 

@@ -9,11 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from phalanx.core.cluster import Cluster
-from phalanx.core.errors import RefusedError, UsageError
+from phalanx.core.errors import RefusedError, UsageError, unknown
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Run
 from phalanx.core.units import parse_count
+from phalanx.cost.practice import PRACTICES, Practice
+from phalanx.schedules.registry import find_schedule
 
 ModelLike = str | Mapping[str, object] | ModelShape
 ClusterLike = str | Mapping[str, object] | Cluster
@@ -88,7 +90,7 @@ def layout_of(layout: LayoutLike) -> Layout:
         layout: a line such as "dp=2 tp=4", a table of its keys, or the value itself.
 
     Raises:
-        UsageError: an unknown key, or a value of the wrong kind.
+        UsageError: an unknown key or schedule, or a value of the wrong kind.
 
     Example:
         >>> layout_of({"dp": 2, "tp": 4}).ranks
@@ -96,11 +98,11 @@ def layout_of(layout: LayoutLike) -> Layout:
     """
     if isinstance(layout, Layout):
         return layout
-    if isinstance(layout, str):
-        return Layout.parse(layout)
-    if not isinstance(layout, Mapping):
+    if not isinstance(layout, str | Mapping):
         raise _wrong("layout", layout, 'a line such as "dp=2 tp=4", a table or a Layout')
-    return Layout.from_mapping(dict(layout))
+    read = Layout.parse(layout) if isinstance(layout, str) else Layout.from_mapping(dict(layout))
+    find_schedule(read.schedule)
+    return read
 
 
 def layout_on(layout: LayoutLike, cluster: Cluster) -> Layout:
@@ -183,10 +185,20 @@ def run_of(run: RunLike) -> Run:
         raise _wrong("run", run, "a run file, its tables or a Run")
     tables = dict(run)
     model = tables.get("model", {})
-    named = isinstance(model, Mapping) and model.get("name", "custom") != "custom"
-    if named or isinstance(model, str):
+    if isinstance(model, str | Mapping) and "weights" not in model:
         tables["model"] = _given(model_of(model))
     return Run.from_tables(tables)
+
+
+def framework_of(name: str) -> Practice:
+    """The framework profile of a name.
+
+    Raises:
+        UsageError: nobody knows it.
+    """
+    if name not in PRACTICES:
+        raise unknown("framework", name, PRACTICES)
+    return PRACTICES[name]
 
 
 def _wrong(what: str, value: object, kinds: str) -> UsageError:

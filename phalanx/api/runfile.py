@@ -12,6 +12,7 @@ from phalanx.core.errors import RefusedError, UsageError, unknown
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Run
+from phalanx.schedules.registry import find_schedule
 
 CPU_RANKS = 4  # enough to cut along two axes, and no more than a laptop can bear
 
@@ -105,9 +106,10 @@ def _without_layout(tables: Tables) -> Run:
 
 
 def _layout(words: Tables) -> Layout:
-    """A layout whose file of a schedule, if it names one, is found from anywhere."""
+    """A layout whose schedule exists; a file of one is found from anywhere."""
     layout = Layout.from_mapping(words)
     if not layout.schedule.endswith(".csv"):
+        find_schedule(layout.schedule)
         return layout
     return replace(layout, schedule=_whole(layout.schedule))
 

@@ -38,7 +38,7 @@ def train(run: RunLike, *, name: str = "", runs: str | Path = "runs") -> Summary
 
     Example:
         >>> import phalanx
-        >>> run = phalanx.Run(recipe=phalanx.Recipe(seq=32, batch=2, steps=1, warmup=0))
+        >>> run = phalanx.Run(recipe=phalanx.Recipe(seq=32, batch=2, steps=1, warmup=0, sample_tokens=0, evaluate_batches=0))
         >>> summary = phalanx.train(run, runs=tmp_path)
         >>> summary.last_step, summary.tokens
         (1, 64)

@@ -157,7 +157,7 @@ def _see(
 _Places = dict[object, list[Seen]]  # of one tensor: by stretch, what each rank that holds it saw
 
 
-class Verdict(NamedTuple):
+class Deviation(NamedTuple):
     """One field of all tensors: the worst relative error, and what is wrong, if anything."""
 
     worst: float
@@ -166,7 +166,7 @@ class Verdict(NamedTuple):
 
 def judge(
     seen: Iterable[Seen], references: list[ReferenceStep], field: str, tolerance: Tolerance
-) -> Verdict:
+) -> Deviation:
     """Put the stretches of every tensor together and compare with the reference.
 
     The stretches must cover each tensor exactly; of copies of a stretch the worst counts.
@@ -188,7 +188,7 @@ def judge(
             worst = max(worst, error)
             if complaint:
                 complaints.append(f"step {step + 1}: {field} of {name} {complaint}")
-    return Verdict(worst, complaints)
+    return Deviation(worst, complaints)
 
 
 class _Scale(NamedTuple):

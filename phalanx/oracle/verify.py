@@ -20,8 +20,8 @@ from phalanx.cost.axes.pipeline import enough
 from phalanx.data.batches import Stream
 from phalanx.data.synthetic import Masked, SyntheticStream
 from phalanx.oracle.compare import (
+    Deviation,
     Seen,
-    Verdict,
     judge,
     see_biases,
     see_gradients,
@@ -229,7 +229,7 @@ def _conclude(
     seen = [item for report in reports for item in report.seen]
     losses, norms = [r.losses for r in reports], [r.norms for r in reports]
     true_losses, true_norms = [r.loss for r in references], [r.grad_norm for r in references]
-    verdicts = {
+    deviations = {
         "loss": _judge_numbers("loss", losses, true_losses, tolerance.loss),
         "grad_norm": _judge_numbers("grad_norm", norms, true_norms, tolerance.grad_norm),
         "grad": judge(seen, references, "grad", tolerance),
@@ -237,8 +237,8 @@ def _conclude(
     }
     return Outcome(
         case=case,
-        errors={name: verdict.worst for name, verdict in verdicts.items()},
-        complaints=[text for verdict in verdicts.values() for text in verdict.complaints],
+        errors={name: deviation.worst for name, deviation in deviations.items()},
+        complaints=[text for found in deviations.values() for text in found.complaints],
         seconds=seconds,
         traffic=[r.traffic for r in reports],
     )
@@ -246,7 +246,7 @@ def _conclude(
 
 def _judge_numbers(
     name: str, ours: list[list[float]], theirs: list[float], limit: float
-) -> Verdict:
+) -> Deviation:
     """Compare what each rank says at each step; all must say the same."""
     errors = [
         abs(mine - true) / max(abs(true), 1e-14)
@@ -257,4 +257,4 @@ def _judge_numbers(
     complaints = [] if worst <= limit else [f"{name} is off by {worst:.1e}"]
     if any(values != ours[0] for values in ours):
         complaints.append(f"{name} differs between ranks")
-    return Verdict(worst, complaints)
+    return Deviation(worst, complaints)

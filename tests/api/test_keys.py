@@ -11,7 +11,7 @@ from phalanx.core.errors import UsageError
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Data, Recipe, Run
-from phalanx.schedules.build import NAMES
+from phalanx.schedules.registry import NAMES
 
 KEYS = [known for known in topics() if known.kind.endswith("key")]
 TABLES = {"layout": Layout, "model": ModelShape, "recipe": Recipe, "data": Data}
@@ -87,3 +87,7 @@ def test_names_that_share_a_line_share_its_text():
 
     text = "of a kind that takes two lines"
     assert attribute_texts(Pair) == {"one": text, "two": text}
+
+
+def test_what_other_programs_call_a_key_leads_to_ours():
+    assert [found.name for found in find("max_grad_norm")] == ["recipe.clip"]

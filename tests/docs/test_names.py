@@ -10,7 +10,7 @@ from pages import PACKAGE, ROOT, classes, modules, pages, words_of
 # Names that still mean two things. The list may only shrink.
 SHARED = {
     *("Block", "Box", "Fabric", "Found", "Group", "Held", "Ledger", "Load", "Mesh", "Part"),
-    *("Plan", "Product", "Question", "RankBytes", "Rows", "Run", "Saved", "Slice", "Stack"),
+    *("Plan", "Product", "RankBytes", "Rows", "Run", "Saved", "Slice", "Stack"),
     *("Summary", "Sweep", "Table", "Wire"),
 }
 

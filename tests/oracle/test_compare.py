@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from phalanx.oracle.compare import TOLERANCES, Seen, Verdict, judge
+from phalanx.oracle.compare import TOLERANCES, Deviation, Seen, judge
 from phalanx.oracle.reference import ReferenceStep
 
 FP64 = TOLERANCES["fp64"]
@@ -33,7 +33,7 @@ def seen(name: str, difference: Tensor, start: int = 0, digest: str = "a") -> Se
     )
 
 
-def verdict(step: ReferenceStep, items: list[Seen], field: str = "weight") -> Verdict:
+def verdict(step: ReferenceStep, items: list[Seen], field: str = "weight") -> Deviation:
     return judge([item._replace(field=field) for item in items], [step], field, FP64)
 
 
