@@ -1,5 +1,7 @@
 """Planning from Python: what a layout costs, and what its ranks send each other."""
 
+from dataclasses import replace
+
 from phalanx.api.names import (
     ClusterLike,
     LayoutLike,
@@ -68,7 +70,7 @@ def messages(
 
     Args:
         model: a catalog name, a `.toml` file, a table of sizes or a `ModelShape`.
-        layout: a line, a table of keys or a `Layout`.
+        layout: a line, a table of keys or a `Layout`; bf16 unless it names a precision.
         batch: sequences per step, all ranks together.
         seq: tokens per sequence.
         rank: which; tp is fastest, then cp, pp, and dp outermost.
@@ -83,10 +85,11 @@ def messages(
     Example:
         >>> import phalanx
         >>> sent = phalanx.messages("llama-3.1-8b", "tp=8 sp=off", batch=1, seq=8192)
-        >>> {message.axis for message in sent}
-        {'tensor', 'world'}
+        >>> sorted({message.axis for message in sent})
+        ['tensor', 'world']
     """
-    shape, asked = model_of(model), layout_of(layout)
+    shape, named = model_of(model), layout_of(layout)
+    asked = replace(named, precision=named.precision.on("bf16"))
     clip = 0.0 if is_asynchronous(asked) else 1.0  # stale updates have no norm of a step to clip by
     run = Run(model=shape, layout=asked, recipe=Recipe(seq=seq, batch=batch, clip=clip))
     if not 0 <= rank < asked.ranks:

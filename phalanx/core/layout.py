@@ -34,6 +34,10 @@ class Layout:
     changed by `dataclasses.replace`. Words may stand for the types of their keys.
 
     Example:
+        >>> from dataclasses import replace
+        >>> layout = Layout.parse("dp=2 pp=2 tp=2 zero=3")
+        >>> layout.ranks, layout.coordinates(3)
+        (8, Coordinates(dp=0, pp=1, cp=0, tp=1))
         >>> replace(Layout(tp=1), tp=2).sequence_parallel
         True
 

@@ -20,6 +20,11 @@ Routing = Literal["softmax", "sigmoid"]
 class ModelShape:
     """Everything about a model that changes its parameters or its arithmetic.
 
+    Example:
+        >>> shape = ModelShape(layers=2, hidden=64, heads=4, vocab=256)
+        >>> shape.head_dim, shape.params()
+        (16, 139584)
+
     Attributes:
         name: what it is called in the catalog, or "custom".
         layers: L, number of transformer blocks.

@@ -25,6 +25,11 @@ TokenDtype = Literal["auto", "uint8", "uint16", "uint32", "int32", "int64"]
 class Recipe:
     """What is learned from, for how long and how fast; nothing here depends on the layout.
 
+    Example:
+        >>> recipe = Recipe(steps=100, warmup=10, learning_rate=1e-3)
+        >>> recipe.learning_rate_at(0), recipe.learning_rate_at(10)
+        (0.0001, 0.001)
+
     Attributes:
         seq: tokens per sequence.
         batch: sequences per optimizer step, over all ranks.
@@ -213,6 +218,14 @@ class Data:
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """One run file, every value resolved.
+
+    Example:
+        >>> run = Run.from_tables({"layout": "dp=2 mb=4", "recipe": {"batch": 16}})
+        >>> run.micro_batches
+        2
+        >>> Run.from_tables({"recipe": {"stesp": 3}})
+        Traceback (most recent call last):
+        phalanx.core.errors.UsageError: unknown key in [recipe] 'stesp'; did you mean steps ...
 
     Attributes:
         model, layout, recipe, data: the tables of the file.

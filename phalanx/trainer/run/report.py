@@ -132,6 +132,12 @@ class StepMetrics:
 class Summary:
     """What a run comes to, when it ends or is interrupted.
 
+    Example:
+        >>> from pathlib import Path
+        >>> from phalanx.trainer.run.rundir import RunDirectory
+        >>> RunDirectory(Path("runs/demo")).summary_file.name  # where a run keeps its own
+        'summary.json'
+
     Attributes:
         name, directory: of the run; empty when nothing was written.
         layout: the line that `Layout.parse` reads.
