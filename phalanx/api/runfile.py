@@ -69,6 +69,11 @@ def default_layout(ranks: int, run: Run, on_gpus: bool) -> dict[str, Any]:
     Data parallelism costs one reduction a step, so it takes what divides the batch, then tensor
     parallelism what divides the heads, then the pipeline the rest. Four ranks on a CPU are cut
     pp=2 tp=2 instead: little is lost there, and the machinery is seen at work.
+
+    Args:
+        ranks: how many.
+        run: whose heads and batch are to be cut.
+        on_gpus: whether each rank has a GPU.
     """
     heads = gcd(run.model.heads, run.model.kv_heads)
     if ranks == CPU_RANKS and not on_gpus and run.model.layers > 1 and heads % 2 == 0:

@@ -38,7 +38,8 @@ def train(run: RunLike, *, name: str = "", runs: str | Path = "runs") -> Summary
 
     Example:
         >>> import phalanx
-        >>> run = phalanx.Run(recipe=phalanx.Recipe(seq=32, batch=2, steps=1, warmup=0, sample_tokens=0, evaluate_batches=0))
+        >>> recipe = phalanx.Recipe(seq=32, batch=2, steps=1, warmup=0, sample_tokens=0)
+        >>> run = phalanx.Run(model=phalanx.ModelShape(hidden=64), recipe=recipe)
         >>> summary = phalanx.train(run, runs=tmp_path)
         >>> summary.last_step, summary.tokens
         (1, 64)
@@ -54,7 +55,13 @@ def train(run: RunLike, *, name: str = "", runs: str | Path = "runs") -> Summary
 
 
 def train_one_rank(worker: "Worker", run: Run, directory: RunDirectory) -> int:
-    """What each rank does."""
+    """What each rank does.
+
+    Args:
+        worker: this process, joined with the others.
+        run: what to train.
+        directory: where it is written; locked by whoever opened it.
+    """
     from phalanx.trainer.run.environment import describe_environment
     from phalanx.trainer.run.trainer import train as train_here
 

@@ -127,7 +127,12 @@ class Watcher(Protocol):
         """Surrounds each piece of work."""
 
     def show(self, spec: CaseSpec, outcome: Outcome) -> None:
-        """An outcome is there."""
+        """An outcome is there.
+
+        Args:
+            spec: the case in words.
+            outcome: what the oracle found.
+        """
 
 
 class Unwatched:
@@ -138,7 +143,12 @@ class Unwatched:
         return nullcontext()
 
     def show(self, spec: CaseSpec, outcome: Outcome) -> None:
-        """Nothing is shown."""
+        """Nothing is shown.
+
+        Args:
+            spec: the case in words.
+            outcome: what the oracle found.
+        """
 
 
 def compare_all(
@@ -213,12 +223,22 @@ def refuse_too_large(specs: Sequence[CaseSpec], cases: Sequence[Case], max_ranks
 
 
 def name_of(spec: CaseSpec, case: Case) -> str:
-    """A case in one line: its layout, and what else is unusual."""
+    """A case in one line: its layout, and what else is unusual.
+
+    Args:
+        spec: the case in words.
+        case: the same case.
+    """
     return f"{case.run.layout}{f' | {spec.unusual}' if spec.unusual else ''}"
 
 
 def command_of(spec: CaseSpec, case: Case) -> str:
-    """The command line that runs this case alone."""
+    """The command line that runs this case alone.
+
+    Args:
+        spec: the case in words.
+        case: the same case.
+    """
     words = ["phalanx", "verify", "--layout", str(case.run.layout)]
     for assigned in _assignments(spec):
         words += ["--set", assigned]

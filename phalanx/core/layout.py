@@ -244,6 +244,11 @@ def share(total: int, parts: int, index: int) -> tuple[int, int]:
     """Offset and size of part `index` when `total` is cut as evenly as possible.
 
     The first `total % parts` parts hold one more.
+
+    Args:
+        total: what is cut.
+        parts: how many there are.
+        index: which, from 0.
     """
     size, left = divmod(total, parts)
     return index * size + min(index, left), size + (index < left)
