@@ -65,3 +65,13 @@ def test_a_family_of_other_names_finds_every_parameter():
     ]
     assert len(places) == len(set(places))
     assert "model.layers.1.mixer.query.weight" in places
+
+
+def test_what_the_readme_says_of_python_is_true(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(ROOT)
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    planning = "\n".join(line for line in code.splitlines() if "phalanx.train(" not in line)
+    names: dict[str, object] = {}
+    exec(planning, names)
+    assert names["sent"]
