@@ -2,8 +2,8 @@
 
     python benchmarks/import_time.py [--json]
 
-CPU milliseconds of a fresh interpreter beyond a bare one, the least of several tries, so that a busy
-machine counts little.
+CPU milliseconds of a fresh interpreter beyond a bare one, the least of several tries, so that a
+busy machine counts little.
 """
 
 import argparse
