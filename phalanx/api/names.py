@@ -59,6 +59,13 @@ def _given(shape: ModelShape) -> dict[str, object]:
     return {key: getattr(shape, key) for key in shape.__dataclass_fields__}
 
 
+def is_of_catalog(shape: ModelShape) -> bool:
+    """Whether the catalog has this model under its name."""
+    from phalanx.catalog import load
+
+    return any(entry.shape == shape for entry in load.models())
+
+
 def cluster_of(cluster: ClusterLike) -> Cluster:
     """The devices.
 
@@ -159,7 +166,7 @@ def tokens_of(tokens: str | float) -> float:
         >>> tokens_of("4Mi")
         4194304.0
     """
-    return parse_count(tokens, "tokens") if isinstance(tokens, str) else float(tokens)
+    return parse_count(tokens, "--tokens") if isinstance(tokens, str) else float(tokens)
 
 
 def run_of(run: RunLike) -> Run:

@@ -11,13 +11,18 @@ from phalanx.api.names import (
     layout_of,
     layout_on,
     model_of,
+    tokens_of,
 )
 from phalanx.core.errors import UsageError
 from phalanx.core.estimate import Estimate
+from phalanx.core.layout import Layout
 from phalanx.core.message import Message
 from phalanx.core.run import Recipe, Run
 from phalanx.cost.traffic import transfers
+from phalanx.planner.asked import sequences_per_step
 from phalanx.planner.estimate import estimate as price
+from phalanx.planner.explain import mend
+from phalanx.planner.sweep import Request
 from phalanx.schedules.layouts import is_asynchronous
 from phalanx.trainer.run.limits import refuse_untrainable
 
@@ -56,9 +61,54 @@ def estimate(
         >>> found.layout.dp, found.fits
         (2, True)
     """
+    request, asked = estimate_request(model, cluster, layout, (None, batch), seq, framework)
+    return price(
+        request.shape, request.cluster, asked, request.seq, request.batch, request.practice
+    )
+
+
+def estimate_request(
+    model: ModelLike,
+    cluster: ClusterLike,
+    layout: LayoutLike,
+    step: tuple[str | None, int | None],
+    seq: int,
+    framework: str,
+) -> tuple[Request, Layout]:
+    """What an estimate is asked for, as values.
+
+    Args:
+        model: as `model_of` takes it.
+        cluster: as `cluster_of` takes it.
+        layout: as `layout_on` takes it.
+        step: tokens of one step, or its sequences; the other is None.
+        seq: tokens per sequence.
+        framework: the program whose ways are priced.
+
+    Raises:
+        UsageError: nobody knows a name, or a number cannot be.
+        RefusedError: the layout is for another number of devices.
+    """
+    tokens, batch = step
     shape, devices = model_of(model), cluster_of(cluster)
     asked = layout_on(layout, devices)
-    return price(shape, devices, asked, seq, batch, framework_of(framework))
+    if batch is None:
+        batch = sequences_per_step(tokens_of(tokens or ""), seq, asked.dp * asked.mb)
+    practice = framework_of(framework)
+    return Request(shape=shape, cluster=devices, seq=seq, batch=batch, practice=practice), asked
+
+
+def suggestion(request: Request, found: Estimate) -> str:
+    """The smallest change that makes a layout fit, in words; empty where it fits.
+
+    Args:
+        request: what was asked.
+        found: the estimate.
+    """
+    if found.fits:
+        return ""
+    remedy = mend(request, found.layout)
+    return f"it fits with {remedy.changes}" if remedy else "no small change makes it fit"
 
 
 def messages(

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, Unpack
 
-from phalanx.api.names import ClusterLike, ModelLike, tokens_of
-from phalanx.api.requests import Options, request_of, trainable_limits
-from phalanx.core.errors import RefusedError
+from phalanx.api.names import ClusterLike, ModelLike, is_of_catalog, tokens_of
+from phalanx.api.requests import LARGEST, Options, request_of, trainable_limits
+from phalanx.core.errors import RefusedError, UsageError
 from phalanx.core.estimate import Estimate
 from phalanx.core.html import html_table
 from phalanx.core.layout import Layout
@@ -38,6 +38,7 @@ class Plan:
         reasoned: about the layout that was asked for, if one was.
         training: a whole training with the best layout, if tokens for it were given.
         notes: what a reader should know.
+        cluster: the devices, as they were asked for; a run file names them so.
         binary: print GiB, not GB.
 
     Example:
@@ -53,6 +54,7 @@ class Plan:
     reasoned: Why | None = None
     training: Campaign | None = None
     notes: tuple[str, ...] = ()
+    cluster: str = ""
     binary: bool = False
 
     @property
@@ -97,9 +99,11 @@ class Plan:
         Raises:
             UsageError: no tokens, or failures so frequent that training never advances.
         """
-        found = campaign(
-            self.request.shape, self.best, tokens_of(tokens), conditions or Conditions()
-        )
+        wanted, assumed = tokens_of(tokens), conditions or Conditions()
+        for name, value in (("train_tokens", wanted), ("price", assumed.price)):
+            if not value <= LARGEST[name]:
+                raise UsageError(f"{name} is {value:g}; it can be at most {LARGEST[name]:.0e}")
+        found = campaign(self.request.shape, self.best, wanted, assumed)
         return replace(self, training=found)
 
     def to_run(self) -> Run:
@@ -124,7 +128,7 @@ class Plan:
         """
         ranked = tuple(r for r in self.found.ranked if self._as_run(r) is not None)
         if not ranked:
-            raise RefusedError(self._why_untrainable())
+            raise RefusedError(f"{self._why_untrainable()}; leave out trainable to plan only")
         return replace(self, found=replace(self.found, ranked=ranked))
 
     def _first_trainable(self, found: Found) -> Run | None:
@@ -143,6 +147,9 @@ class Plan:
     def _run(self, layout: Layout) -> Run:
         request = self.request
         recipe = Recipe(seq=request.seq, batch=request.batch)
+        shape = request.shape
+        if not is_of_catalog(shape):
+            shape = replace(shape, name="custom")
         if self.training is not None:
             recipe = replace(recipe, steps=ceil(self.training.tokens / request.tokens))
         return Run(model=request.shape, layout=layout, recipe=recipe, cluster=request.cluster.name)
@@ -291,7 +298,14 @@ def plan(
     if not found.ranked:
         raise RefusedError(nothing_fits(request, binary=binary))
     seconds = time.perf_counter() - started
-    result = Plan(found, seconds, _heuristic(request), notes=notes, binary=binary)
+    result = Plan(
+        found,
+        seconds,
+        _heuristic(request),
+        notes=notes,
+        cluster=cluster if isinstance(cluster, str) else request.cluster.name,
+        binary=binary,
+    )
     return result.only_trainable() if options.get("trainable", False) else result
 
 

@@ -8,7 +8,7 @@ from phalanx.core.html import html_table
 from phalanx.core.units import show_share
 from phalanx.planner.published.rows import read_rows
 from phalanx.planner.published.runs import Prediction, predict_all
-from phalanx.planner.published.scores import Errors, Score, Summary, summarize
+from phalanx.planner.published.scores import Accuracy, Errors, Score, summarize
 
 SCHEMA = 1
 
@@ -29,7 +29,7 @@ class Published:
     """
 
     predictions: tuple[Prediction, ...]
-    accuracy: Summary
+    accuracy: Accuracy
 
     def to_dict(self) -> dict[str, Any]:
         """The document that `phalanx published --json` prints."""

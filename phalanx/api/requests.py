@@ -18,7 +18,10 @@ from phalanx.planner.candidates import Limits
 from phalanx.planner.sweep import Request
 from phalanx.trainer.run.limits import refuse_untrainable
 
-LARGEST = {"seq": 1e9, "top": 1000.0, "memory": 1e15, "batch": 1e9}
+LARGEST = {
+    **{"seq": 1e9, "batch": 1e9, "top": 1000.0, "memory": 1e15},
+    **{"train_tokens": 1e20, "price": 1e6},
+}
 
 
 class Options(TypedDict, total=False):

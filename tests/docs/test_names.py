@@ -11,7 +11,7 @@ from pages import PACKAGE, ROOT, classes, modules, pages, words_of
 SHARED = {
     *("Block", "Box", "Fabric", "Found", "Group", "Held", "Ledger", "Load", "Mesh", "Part"),
     *("Plan", "Product", "RankBytes", "Rows", "Run", "Saved", "Slice", "Stack"),
-    *("Summary", "Sweep", "Table", "Wire"),
+    *("Sweep", "Table", "Wire"),
 }
 
 # Our own words where the field has one, by what the field says. A word that is gone goes from
