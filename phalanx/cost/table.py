@@ -162,6 +162,16 @@ class Table:
         return np.where(self.sharers > 1, self.zero, 0)
 
     @property
+    def asynchronous(self) -> Booleans:
+        """Whether every micro-batch moves the weights, rather than all of a step together."""
+        return self.schedule.test(lambda name: name == "pipedream")
+
+    @property
+    def reduces_every(self) -> Booleans:
+        """Whether the gradients of every micro-batch are reduced by themselves."""
+        return (self.zero_stage >= 2) | self.asynchronous
+
+    @property
     def sequence_parts(self) -> Integers:
         """Into how many parts activations are cut along the sequence."""
         return self.cp * np.where(self.sp, self.tp, 1)

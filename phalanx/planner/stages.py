@@ -13,9 +13,9 @@ from typing import NamedTuple
 from phalanx.core.message import Collective
 from phalanx.core.model import ModelShape
 from phalanx.core.recompute import NONE
-from phalanx.cost.axes.tensor import attention_inputs
 from phalanx.cost.blocks import HALF, Slice, block_work, embedding_work, head_work
 from phalanx.cost.compute import Cost, Passes, Product, Work, again, total
+from phalanx.cost.operators import describe
 from phalanx.cost.params import block_held, copies, embedding_held, head_held, stage_layers
 from phalanx.cost.roofline import expected_ranks
 from phalanx.cost.wires import Group, Links, links, seconds
@@ -217,8 +217,12 @@ class Around(NamedTuple):
 
 def around_block(shape: ModelShape) -> Around:
     """Attention and an MLP; latent attention sends what it has compressed."""
-    rotary_key = (shape.qk_rope,) if shape.is_mla else ()
-    return Around((*attention_inputs(shape), shape.hidden), 2, rotary_key)
+    boundaries = [op.boundary for op in describe(shape).dense.all if op.boundary]
+    columns, once = (
+        tuple(each.width for each in boundaries if each.kind == kind)
+        for kind in ("columns", "gather")
+    )
+    return Around(columns, 2, once)
 
 
 def _tensor_messages(question: Question, around: Around, cost: Cost) -> Iterable[Sent]:

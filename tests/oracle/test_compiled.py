@@ -6,7 +6,7 @@ from torch._dynamo.utils import counters
 
 from phalanx.core.errors import RefusedError
 from phalanx.core.layout import Layout
-from phalanx.cost.traffic import transfers
+from phalanx.cost.messages import rank_messages
 from phalanx.oracle.cases import CaseSpec
 from phalanx.oracle.pool import RankPool
 from phalanx.oracle.verify import compare, default_case, reference_job
@@ -54,7 +54,7 @@ def require_the_same(ranks: RankPool, spec: CaseSpec) -> None:
     outcome = compare(ranks, case, references)
     assert outcome.complaints == []
     for rank, sent in enumerate(outcome.traffic):
-        assert sent == transfers(case.run, case.run.layout.coordinates(rank))
+        assert sent == rank_messages(case.run, case.run.layout.coordinates(rank))
 
 
 @pytest.mark.parametrize("schedule", ["zb-h1", "zb-v", "dualpipe"])

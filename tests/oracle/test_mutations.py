@@ -3,7 +3,7 @@
 import pytest
 
 from phalanx.core.message import Message
-from phalanx.cost.traffic import transfers
+from phalanx.cost.messages import rank_messages
 from phalanx.oracle import mutations
 from phalanx.oracle.cases import CaseSpec, covering_set
 from phalanx.oracle.mutations import mutations_of
@@ -70,7 +70,7 @@ def planned(spec: CaseSpec) -> set[tuple[str, str]]:
     """The collectives and purposes of all messages that its ranks send."""
     run = spec.case().run
     places = [run.layout.coordinates(rank) for rank in range(run.layout.ranks)]
-    return {(t.collective, t.purpose) for at in places for t in transfers(run, at)}
+    return {(t.collective, t.purpose) for at in places for t in rank_messages(run, at)}
 
 
 def flat(traffic: list[list[Message]]) -> list[Message]:

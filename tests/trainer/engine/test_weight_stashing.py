@@ -10,7 +10,7 @@ from torch import Tensor
 from phalanx.core.errors import RefusedError
 from phalanx.core.message import Message
 from phalanx.core.run import Run
-from phalanx.cost.traffic import transfers
+from phalanx.cost.messages import rank_messages
 from phalanx.data.batches import Stream
 from phalanx.oracle.cases import CaseSpec
 from phalanx.oracle.low_precision import Emulation
@@ -152,7 +152,7 @@ def test_the_definition_is_not_the_update_of_one_device(ranks: RankPool) -> None
 def test_every_message_is_predicted_to_the_byte(ranks: RankPool, layout: str) -> None:
     run = run_of(layout)
     for rank, (_, _, _, sent) in enumerate(ranks.run(run.layout.ranks, trained, run, 1)):
-        assert sent == transfers(run, run.layout.coordinates(rank))
+        assert sent == rank_messages(run, run.layout.coordinates(rank))
 
 
 def test_the_first_rank_stashes_the_most() -> None:
