@@ -18,7 +18,7 @@ from phalanx.core.estimate import Estimate
 from phalanx.core.layout import Layout
 from phalanx.core.message import Message
 from phalanx.core.run import Recipe, Run
-from phalanx.cost.traffic import transfers
+from phalanx.cost.messages import rank_messages
 from phalanx.planner.asked import sequences_per_step
 from phalanx.planner.estimate import estimate as price
 from phalanx.planner.explain import mend
@@ -145,4 +145,4 @@ def messages(
     if not 0 <= rank < asked.ranks:
         raise UsageError(f"rank is {rank}; {asked} has ranks 0 to {asked.ranks - 1}")
     refuse_untrainable(run)
-    return tuple(transfers(run, asked.coordinates(rank)))
+    return tuple(rank_messages(run, asked.coordinates(rank)))
