@@ -1,6 +1,6 @@
 """What the catalog knows, as the documents of `phalanx models` and `phalanx clusters`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -11,17 +11,21 @@ from phalanx.cost.flops import describe_convention, flops_per_token
 SCHEMA = 1
 
 
-def models_document(entries: Sequence[ModelEntry], seq: int) -> dict[str, Any]:
+def models_document(
+    entries: Sequence[ModelEntry], seq: int, limits: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """What `phalanx models --json` prints.
 
     Args:
         entries: models of the catalog.
         seq: tokens per sequence, for the FLOP of a token.
+        limits: of the one model on a cluster; see `limits_of`.
     """
     return {
         "schema": SCHEMA,
         "seq": seq,
         "models": [_model_record(entry, seq) for entry in entries],
+        **({"limits": dict(limits)} if limits else {}),
     }
 
 

@@ -110,6 +110,7 @@ _TEXTS: Mapping[str, str] = {
                 "aliases parameters active_parameters published_parameters "
                 "published_active_parameters flops_per_token convention source verified notes",
             ),
+            _under("limits", "cluster tensor_limit domain_tokens_floor network_tokens_floor"),
         ]
     ),
     "clusters": " ".join(

@@ -12,7 +12,8 @@ from phalanx.api.catalog import cluster_document, clusters_document
 from phalanx.catalog import load
 from phalanx.cli.table import format_argument, print_facts, print_table
 from phalanx.core.cluster import Accelerator, Cluster, Link
-from phalanx.core.units import show_bytes, show_rate
+from phalanx.core.units import show_bytes, show_count, show_rate
+from phalanx.cost.state import MIXED_ADAM, largest_model
 
 PEAK_HEADERS = ("bf16", "fp8", "fp4")
 HEADERS = ("accelerator", "memory", "bandwidth", *PEAK_HEADERS, "fast fabric", "network")
@@ -55,6 +56,7 @@ def _show(cluster: Cluster, args: Namespace) -> None:
             ("cluster", cluster.name),
             ("accelerators", f"{cluster.count:,} {device.name}"),
             ("memory", f"{show_bytes(device.memory)} each, {show_bytes(cluster.memory)} in all"),
+            ("largest model", _largest(cluster)),
             ("memory bandwidth", show_rate(device.hbm, "B")),
             *((f"peak {name}", _peak_line(cluster, name)) for name in device.formats),
             ("fast fabric", _fabric(cluster)),
@@ -64,6 +66,15 @@ def _show(cluster: Cluster, args: Namespace) -> None:
             ("notes", device.notes),
         ],
         args.format,
+    )
+
+
+def _largest(cluster: Cluster) -> str:
+    """Parameters whose training state fills one device, and all of them."""
+    one, every = (largest_model(size) for size in (cluster.accelerator.memory, cluster.memory))
+    return (
+        f"{show_count(one)} parameters with their training state on one, {show_count(every)} "
+        f"sharded over all, at {MIXED_ADAM.total:g} bytes each and nothing else"
     )
 
 

@@ -121,6 +121,10 @@ _COUNTS = (
     Quantity("axes", "count", "of a torus"),
     Quantity("torus", "counts", "along each axis of a slice"),
     Quantity("per_host", "count", "accelerators of one machine"),
+    Quantity("limits", "object", "what hides messages behind arithmetic, at peak rates"),
+    Quantity("tensor_limit", "ranks", "the largest tp whose messages hide inside a domain"),
+    Quantity("domain_tokens_floor", "tokens", "of a device, that hide weights inside a domain"),
+    Quantity("network_tokens_floor", "tokens", "of a device, that hide weights across domains"),
     Quantity("exit_code", "number", "of the command"),
 )
 _TEXTS = (

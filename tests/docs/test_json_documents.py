@@ -27,7 +27,7 @@ ASKED = {  # command lines whose documents have between them every field
     "schedule": [("schedule", "interleaved", "-p", "2", "-m", "4")],
     "verify": [("verify", "--layout", "tp=2", "--steps", "1")],
     "train --dry-run": [("train", str(ROOT / "examples" / "demo.toml"), "--dry-run")],
-    "models": [("models",)],
+    "models": [("models",), ("models", "llama-3.1-8b", "--on", "h100x64")],
     "clusters": [("clusters",)],
     "clusters NAME": [("clusters", "h100x64")],
     "help": [("help", "zero")],

@@ -1,6 +1,16 @@
 """Claims printed in "How to Parallelize a Transformer for Training" beside its worked numbers."""
 
 import pytest
+from formulas import (
+    Axes,
+    data_clocks,
+    estimated_params,
+    expert_width,
+    mixed_best_dp,
+    mixed_floor,
+    tensor_clocks,
+    tensor_width,
+)
 from worked import (
     B200,
     B200_PEAK,
@@ -19,21 +29,7 @@ from worked import (
 from phalanx.catalog import load
 from phalanx.core.layout import Layout
 from phalanx.cost.collectives import Level, gather_bandwidth
-from phalanx.cost.roofline import (
-    Axes,
-    Block,
-    block_of,
-    data_clocks,
-    domain_weights_floor,
-    estimated_params,
-    expert_width,
-    mixed_best_dp,
-    mixed_floor,
-    tensor_clocks,
-    tensor_limit,
-    tensor_width,
-    weights_floor,
-)
+from phalanx.cost.roofline import Block, block_of, domain_weights_floor, tensor_limit, weights_floor
 from phalanx.cost.state import BOOK_ADAM, largest_model
 
 ICI = 2 * V5P.domain.link.bandwidth

@@ -6,31 +6,31 @@ catalog. Two documents round the same peak to 989 and to 990 TFLOP/s, so it is w
 
 from collections.abc import Callable
 
-from phalanx.catalog import load
-from phalanx.core.layout import Layout
-from phalanx.cost.activations import (
-    linear_term_bytes,
-    matmul_output_bytes,
-    paper_layer_bytes,
-)
-from phalanx.cost.collectives import Level, Wire, bytes_sent, gather_bandwidth, ring_seconds
-from phalanx.cost.flops import rate_from_share, seconds_for, share_from_rate
-from phalanx.cost.roofline import (
+from formulas import (
     Axes,
-    Block,
-    Fabric,
-    block_of,
-    domain_weights_floor,
     estimated_params,
     expert_clocks,
     expert_width,
+    matmul_output_bytes,
     mixed_best_dp,
     mixed_floor,
     mixed_ratio,
     pipeline_hops,
     stack_params,
-    tensor_limit,
     tensor_width,
+)
+
+from phalanx.catalog import load
+from phalanx.core.layout import Layout
+from phalanx.cost.activations import linear_term_bytes, paper_layer_bytes
+from phalanx.cost.collectives import Level, Wire, bytes_sent, gather_bandwidth, ring_seconds
+from phalanx.cost.flops import rate_from_share, seconds_for, share_from_rate
+from phalanx.cost.roofline import (
+    Block,
+    Fabric,
+    block_of,
+    domain_weights_floor,
+    tensor_limit,
     weights_floor,
 )
 from phalanx.cost.state import BOOK_ADAM, MIXED_ADAM, largest_model, sharded
