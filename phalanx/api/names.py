@@ -170,10 +170,11 @@ def tokens_of(tokens: str | float) -> float:
 
 
 def run_of(run: RunLike) -> Run:
-    """A run with every value resolved.
+    """A run with every value resolved; without a layout, this machine's ranks are cut for it.
 
     Args:
-        run: the path of a run file, its tables, or the value itself.
+        run: the path of a run file, its tables, or the value itself. A table may stand for its
+            name: `{"model": "gpt2", "layout": "dp=2"}`.
 
     Raises:
         UsageError: no such file, an unknown key, or a value of the wrong kind.
@@ -182,19 +183,19 @@ def run_of(run: RunLike) -> Run:
         >>> run_of({"layout": "dp=2", "recipe": {"steps": 5}}).recipe.steps
         5
     """
-    from phalanx.api.runfile import load_run
+    from phalanx.api.runfile import load_run, resolve_run
+    from phalanx.trainer.run.launch import count_gpus
 
     if isinstance(run, Run):
         return run
     if isinstance(run, str | Path):
-        return load_run(Path(run))
+        return load_run(Path(run), gpus=count_gpus)
     if not isinstance(run, Mapping):
         raise _wrong("run", run, "a run file, its tables or a Run")
-    tables = dict(run)
-    model = tables.get("model", {})
-    if isinstance(model, str | Mapping) and "weights" not in model:
-        tables["model"] = _given(model_of(model))
-    return Run.from_tables(tables)
+    tables: dict[str, object] = dict(run)
+    if isinstance(tables.get("model"), str):
+        tables["model"] = {"name": tables["model"]}
+    return resolve_run(tables, gpus=count_gpus)
 
 
 def framework_of(name: str) -> Practice:

@@ -42,6 +42,32 @@ def load_run(
         RefusedError: the layout is for another number of ranks.
     """
     tables = read_tables(path) if path is not None else {}
+    return resolve_run(tables, layout, ranks, sets, data, gpus)
+
+
+def resolve_run(
+    tables: Tables,
+    layout: str | None = None,
+    ranks: int | None = None,
+    sets: Sequence[str] = (),
+    data: str | None = None,
+    gpus: Callable[[], int] = lambda: 0,
+) -> Run:
+    """Resolve the tables of a run file; see `load_run`.
+
+    Args:
+        tables: as TOML gives them; they are not changed.
+        layout: a whole layout line, instead of that of the tables.
+        ranks: how many; where nobody gives a layout, `default_layout` cuts them.
+        sets: `section.key=value` each, over everything else.
+        data: a corpus, instead of that of the tables.
+        gpus: how many this machine has; asked only where nobody gives a layout.
+
+    Raises:
+        UsageError: an unknown key; a value of the wrong kind.
+        RefusedError: the layout is for another number of ranks.
+    """
+    tables = {name: dict(t) if isinstance(t, Mapping) else t for name, t in tables.items()}
     if layout is not None:
         tables["layout"] = layout
     if data is not None:
