@@ -19,12 +19,12 @@ from phalanx.core.layout import Layout
 from phalanx.core.message import Message
 from phalanx.core.run import Recipe, Run
 from phalanx.cost.messages import rank_messages
+from phalanx.cost.refusals import refuse
 from phalanx.planner.asked import sequences_per_step
 from phalanx.planner.estimate import estimate as price
 from phalanx.planner.explain import mend
 from phalanx.planner.sweep import Request
 from phalanx.schedules.layouts import is_asynchronous
-from phalanx.trainer.run.limits import refuse_untrainable
 
 
 def estimate(
@@ -144,5 +144,5 @@ def messages(
     run = Run(model=shape, layout=asked, recipe=Recipe(seq=seq, batch=batch, clip=clip))
     if not 0 <= rank < asked.ranks:
         raise UsageError(f"rank is {rank}; {asked} has ranks 0 to {asked.ranks - 1}")
-    refuse_untrainable(run)
+    refuse(run)
     return tuple(rank_messages(run, asked.coordinates(rank)))

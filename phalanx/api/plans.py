@@ -13,6 +13,7 @@ from phalanx.core.html import html_table
 from phalanx.core.layout import Layout
 from phalanx.core.run import Recipe, Run
 from phalanx.core.units import show_bytes, show_share
+from phalanx.cost.refusals import refuse
 from phalanx.planner.asked import both
 from phalanx.planner.candidates import VARIED
 from phalanx.planner.explain import differences, why_not_faster, why_slower
@@ -22,7 +23,6 @@ from phalanx.planner.procedure import procedure
 from phalanx.planner.search import Found, search
 from phalanx.planner.sweep import Request
 from phalanx.planner.why import Why, nothing_fits, why
-from phalanx.trainer.run.limits import refuse_untrainable
 
 SCHEMA = 1
 
@@ -139,7 +139,7 @@ class Plan:
         """The layout as a run, if `phalanx train` runs it."""
         run = self._run(ranked.estimate.layout)
         try:
-            refuse_untrainable(run)
+            refuse(run)
         except RefusedError:
             return None
         return run
@@ -159,7 +159,7 @@ class Plan:
         simple = Layout(precision=self.request.precision)
         for layout in (simple, self.best.layout):
             try:
-                refuse_untrainable(self._run(layout))
+                refuse(self._run(layout))
             except RefusedError as refusal:
                 return str(refusal)
         return "the trainer runs no layout that fits"

@@ -13,10 +13,10 @@ from phalanx.core.layout import Layout
 from phalanx.core.precision import Precision
 from phalanx.core.run import Recipe, Run
 from phalanx.core.units import parse_bytes, show_count
+from phalanx.cost.refusals import refuse
 from phalanx.planner.asked import better_batch, both, read_limits, sequences_per_step
 from phalanx.planner.candidates import Limits
 from phalanx.planner.sweep import Request
-from phalanx.trainer.run.limits import refuse_untrainable
 
 LARGEST = {
     **{"seq": 1e9, "batch": 1e9, "top": 1000.0, "memory": 1e15},
@@ -136,14 +136,14 @@ def _notes(request: Request, wanted: float) -> Iterator[str]:
 
 
 def trainable_limits(request: Request) -> Limits:
-    """What the trainer runs: what `phalanx/trainer/run/limits.py` does not refuse, key by key."""
+    """What the trainer runs: what no rule refuses, key by key."""
     simple = Layout(precision=request.precision)
     recipe = Recipe(seq=request.seq, batch=1)
 
     def runs(tp: int) -> bool:
         layout = replace(simple, tp=tp)
         try:
-            refuse_untrainable(Run(model=request.shape, layout=layout, recipe=recipe))
+            refuse(Run(model=request.shape, layout=layout, recipe=recipe))
         except RefusedError:
             return False
         return True

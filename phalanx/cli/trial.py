@@ -7,10 +7,10 @@ from rich.table import Table
 
 from phalanx.core.run import Run
 from phalanx.core.units import show_count
+from phalanx.cost.refusals import refuse
 from phalanx.data.batches import SampleStream
 from phalanx.data.corpus import open_corpus
 from phalanx.schedules.layouts import layers_of_stages
-from phalanx.trainer.run import limits
 
 
 def refuse_untrainable(run: Run) -> None:
@@ -21,7 +21,7 @@ def refuse_untrainable(run: Run) -> None:
         DataError: the corpus cannot be read, or is too short.
         UsageError: the documents of the corpus are to be kept apart and cannot be told.
     """
-    limits.refuse_untrainable(run)
+    refuse(run)
     _open_text(run)
 
 

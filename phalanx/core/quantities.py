@@ -25,7 +25,9 @@ _SECONDS = (
     Quantity("step_seconds", "seconds", "one step of the optimizer, on all devices"),
     Quantity("step_seconds_80", "[seconds, seconds]", "interval that holds the step in 80 %"),
     Quantity("seconds", "seconds", "how long that took or lasts: a term, a message, a case"),
-    Quantity("exposed_seconds", "seconds", "in which a rank stands still for a message"),
+    Quantity(
+        "exposed_seconds", "seconds", "in which a rank stands still for messages; by axis in a run"
+    ),
     Quantity("term_seconds", "{term: seconds}", "the terms of a step, which add up to it"),
     Quantity("difference_seconds", "{term: seconds}", "longer than in the best layout, by term"),
     Quantity("worth", "seconds", "that the step would be shorter if this cost nothing anywhere"),
@@ -40,6 +42,7 @@ _SECONDS = (
     Quantity("predicted_step_seconds_80", "[seconds, seconds]", "its interval of 80 %"),
     Quantity("published_step_seconds", "seconds", "step_seconds as published"),
     Quantity("baseline_step_seconds", "seconds", "step_seconds at one utilisation for all rows"),
+    Quantity("time_split", "{name: seconds}", "of a session, mean over ranks"),
     Quantity("data_wait_seconds", "seconds", "that the slowest rank waited for its batch"),
 )
 _SHARES = (
@@ -127,6 +130,30 @@ _COUNTS = (
     Quantity("network_tokens_floor", "tokens", "of a device, that hide weights across domains"),
     Quantity("exit_code", "number", "of the command"),
 )
+_TRAINING = (
+    Quantity("step", "number", "steps done with this one"),
+    Quantity("first_step", "number", "where this session began, from 0"),
+    Quantity("last_step", "number", "steps done in all"),
+    Quantity("loss", "nats per token", "of the global batch"),
+    Quantity("first_loss", "nats per token", "mean of the first steps of a session"),
+    Quantity("last_loss", "nats per token", "mean of its last steps"),
+    Quantity("validation_loss", "nats per token", "on held-out text; null where there is none"),
+    Quantity("first_bits_per_byte", "bits per byte", "first_loss, in bits per byte of text"),
+    Quantity("last_bits_per_byte", "bits per byte", "last_loss, likewise"),
+    Quantity("validation_bits_per_byte", "bits per byte", "validation_loss, likewise"),
+    Quantity("bytes_per_token", "bytes", "of the corpus"),
+    Quantity("grad_norm", "number", "global, before clipping"),
+    Quantity("lr", "number", "learning rate that this step used"),
+    Quantity("loss_scale", "number", "what the loss was multiplied with; 1 but for fp16"),
+    Quantity("expert_load", "ratio", "of the busiest expert to an even load; null without"),
+    Quantity("expert_dropped", "share", "of the visits that found their expert full"),
+    Quantity("interrupted", "true or false", "stopped by a signal after saving"),
+    Quantity("directory", "path", "of the run"),
+    Quantity("checkpoints", "paths", "that are kept, oldest first"),
+    Quantity("sample", "text", "that the model wrote at the end"),
+    Quantity("proof", "text", "how the first steps compared with one device"),
+    Quantity("next_steps", "pairs of texts", "a command worth trying, and why"),
+)
 _TEXTS = (
     Quantity("layout", "layout", "one line that `Layout.parse` reads"),
     Quantity("model", "name", "in the catalog, or custom"),
@@ -160,7 +187,7 @@ _TEXTS = (
     Quantity("checked", "true or false", "complete, in order, without deadlock"),
     Quantity("id", "text", "of a row"),
     Quantity("complete", "true or false", "the row leaves nothing of its layout open"),
-    Quantity("skipped", "text, or count", "why a row has no prediction; how many have none"),
+    Quantity("skipped", "text, count or true", "why a row has no prediction; how many; a step"),
     Quantity("summary", "object", "errors over all rows, and over groups of them"),
     Quantity("groups", "{name: object}", "of rows"),
     Quantity("rankings", "list", "whether layouts of one model come in the right order"),
@@ -197,4 +224,4 @@ _TEXTS = (
     Quantity("values", "text", "what it can be"),
     Quantity("example", "text", "as it is written"),
 )
-QUANTITIES = (*_SECONDS, *_SHARES, *_BYTES, *_RATES, *_COUNTS, *_TEXTS)
+QUANTITIES = (*_SECONDS, *_SHARES, *_BYTES, *_RATES, *_COUNTS, *_TRAINING, *_TEXTS)

@@ -14,7 +14,8 @@ from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.cost.operator import UnitName
 from phalanx.cost.table import Booleans, Integers, Table
-from phalanx.schedules.placement import Placement, placement
+from phalanx.schedules.layouts import layers_of_stages, placement
+from phalanx.schedules.placement import Placement
 
 # What messages are counted by: units of the model; the neighbours of a rank's stages, if on other
 # ranks; the rank itself, once.
@@ -80,7 +81,7 @@ def holdings(table: Table, pp_rank: int = 0) -> Holdings:
             stages=table.stages.values[stages],
         )
         where = placement(layout)
-        sizes = layout.layers_of_stages(table.model.layers)
+        sizes = layers_of_stages(layout, table.model.layers)
         counts = _counts(table.model, sizes, where, pp_rank, segment)
         found.append([counts[key] for key in _KEYS] + [where.copies, where.ends_together])
     values = np.array(found)[which.ravel()].T.reshape(-1, *columns[0].shape)

@@ -123,7 +123,7 @@ def see_biases(routers: Iterable[Router], step: int, reference: ReferenceStep) -
     for router in routers:
         name, shape = f"{router.prefix}.bias", tuple(router.bias.shape)
         declaration = Declaration(name=name, shape=shape)
-        slot = Slot(declaration, declaration.box(1, 0), 0, shape[0])
+        slot = Slot(declaration, declaration.box(), 0, shape[0])
         yield _see(step, "weight", slot, (0, shape[0]), router.bias, reference.weights)
 
 

@@ -44,7 +44,7 @@ def reference_steps(run: Run, stream: Stream, steps: int) -> list[ReferenceStep]
     values = starting_values(run)
     declared = {d.name: d for d in declarations(run.model)}
     master = {
-        name: as_kept(values(d, d.box(1, 0)), recipe).to(precision.master).requires_grad_()
+        name: as_kept(values(d, d.box()), recipe).to(precision.master).requires_grad_()
         for name, d in declared.items()
     }
     optimizer = _optimizer(recipe, declared, master)

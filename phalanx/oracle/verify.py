@@ -16,7 +16,7 @@ from phalanx.core.errors import RefusedError
 from phalanx.core.layout import DEFAULT_SCHEDULE, Layout
 from phalanx.core.message import Message
 from phalanx.core.run import Run
-from phalanx.cost.axes.pipeline import enough
+from phalanx.cost.refusals import refuse
 from phalanx.data.batches import Stream
 from phalanx.data.synthetic import Masked, SyntheticStream
 from phalanx.oracle.compare import (
@@ -30,10 +30,10 @@ from phalanx.oracle.compare import (
 )
 from phalanx.oracle.pool import RankPool
 from phalanx.oracle.reference import ReferenceStep, reference_steps
-from phalanx.schedules.layouts import is_asynchronous, num_stages
-from phalanx.trainer.engine.step import Engine, build_engine, forward_backward, update
+from phalanx.schedules.layouts import enough_micro_batches, is_asynchronous, num_stages
+from phalanx.trainer.engine.engine import Engine, build_engine
+from phalanx.trainer.engine.step import forward_backward, update
 from phalanx.trainer.parallel.mesh import GroupType, build_mesh
-from phalanx.trainer.run.limits import refuse_untrainable
 
 Tables = Mapping[str, Mapping[str, Any]]
 Tamper = Callable[[Engine], Engine]
@@ -135,7 +135,7 @@ def _layers(layout: Layout) -> int:
 def _batch(layout: Layout) -> int:
     """At least 8 sequences and 2 micro-batches, and as many as the schedule needs."""
     wanted = max(2, -(-8 // (layout.dp * layout.mb)))
-    return layout.dp * layout.mb * enough(layout, wanted)
+    return layout.dp * layout.mb * enough_micro_batches(layout, wanted)
 
 
 def refuse_unprovable(run: Run) -> None:
@@ -144,7 +144,7 @@ def refuse_unprovable(run: Run) -> None:
     Raises:
         RefusedError: with what works.
     """
-    refuse_untrainable(run)
+    refuse(run)
     if is_asynchronous(run.layout):
         raise RefusedError(
             f"schedule={run.layout.schedule} does not claim the update of one device: its "

@@ -14,9 +14,8 @@ import numpy as np
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.recompute import FULL, MODES
-from phalanx.cost.axes.context import held_in_backward
 from phalanx.cost.blocks import HALF
-from phalanx.cost.memory import state_bytes
+from phalanx.cost.memory import held_in_backward, state_bytes
 from phalanx.cost.params import block_held, embedding_held, head_held, table_held
 from phalanx.cost.practice import Practice
 from phalanx.cost.saved import (

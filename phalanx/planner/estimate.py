@@ -10,11 +10,11 @@ from phalanx.core.estimate import Estimate, PricedMessage, Term
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe, Run
-from phalanx.cost.axes import refuse_impossible
 from phalanx.cost.collectives import bytes_sent
 from phalanx.cost.flops import Utilization, utilization
 from phalanx.cost.params import copies, rank_held, stages_of_rank
 from phalanx.cost.practice import PHALANX, Practice
+from phalanx.cost.refusals import refuse
 from phalanx.planner.bytes import rank_bytes
 from phalanx.planner.exchange import Cover, exchange
 from phalanx.planner.pipeline import (
@@ -213,6 +213,6 @@ def _untrainable(question: Question) -> Iterator[str]:
     clip = 0.0 if is_asynchronous(question.layout) else 1.0
     recipe = Recipe(seq=question.seq, batch=question.batch, clip=clip)
     try:
-        refuse_impossible(Run(model=question.shape, layout=question.layout, recipe=recipe))
+        refuse(Run(model=question.shape, layout=question.layout, recipe=recipe))
     except RefusedError as refusal:
         yield f"phalanx train refuses this: {refusal}"

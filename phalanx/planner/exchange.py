@@ -88,7 +88,7 @@ def _between_copies(question: Question, cover: Cover) -> Exchange:
     """HSDP: once a step, every rank sums its part of the gradients with the other sharded copies.
 
     It hides behind what the reduction inside a copy leaves of the backward. Its twin is
-    `cost/axes/data.py`.
+    `cost/messages/data.py`.
     """
     layout, practice = question.layout, question.practice
     if not layout.zero_stage or layout.replicas == 1:

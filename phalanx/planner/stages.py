@@ -226,7 +226,7 @@ def around_block(shape: ModelShape) -> Around:
 
 
 def _tensor_messages(question: Question, around: Around, cost: Cost) -> Iterable[Sent]:
-    """Messages around products, as in `cost/axes/tensor.py`.
+    """Messages around products, as in `cost/messages/tensor.py`.
 
     In backward, Megatron-LM sums the gradient of a product by columns beside its weight gradient,
     and gathers its input again beside its input gradient. Sources: Shoeybi et al. 2019

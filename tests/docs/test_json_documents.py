@@ -1,8 +1,9 @@
 """One quantity has one name in all documents, and every name is in the reference."""
 
 import json
+import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import phalanx
 from phalanx.api.documents import DOCUMENTS, legend_of
 from phalanx.cli.main import COMMANDS, main
 from phalanx.core.quantities import QUANTITIES
+from phalanx.trainer.run.report import StepMetrics
 
 PUBLISHED = ROOT / "benchmarks" / "published" / "runs_validate.csv"
 PLAN = ("plan", "llama-3.1-8b", "h100x64", "--tokens", "1Mi")
@@ -92,7 +94,32 @@ def test_a_document_has_the_fields_of_the_reference_and_no_others(
 
 
 def test_every_command_is_in_the_reference():
-    assert {command.partition(" ")[0] for command in DOCUMENTS} == set(COMMANDS) - WITHOUT
+    assert {re.split(r"[ ,]", command)[0] for command in DOCUMENTS} == set(COMMANDS) - WITHOUT
+
+
+def test_a_summary_has_the_fields_of_the_reference():
+    summary = phalanx.Summary(
+        layout="dp=1 pp=1 tp=1",
+        parameters=1,
+        last_step=1,
+        steps=1,
+        first_loss=1.0,
+        last_loss=1.0,
+        tokens=1,
+        seconds=1.0,
+        tokens_per_second=1.0,
+        flops_per_second=1.0,
+    )
+    names = [path.removesuffix("{}") for path in DOCUMENTS["train"]]
+    assert set(summary.to_dict()) == set(names)
+    assert phalanx.Summary.from_dict(summary.to_dict()) == summary
+
+
+def test_a_line_of_metrics_has_the_fields_of_the_reference():
+    values = {field.name: 1 for field in fields(StepMetrics) if field.default is MISSING}
+    values["exposed_seconds"] = {}
+    names = [path.removesuffix("{}") for path in DOCUMENTS["train, metrics.jsonl"]]
+    assert set(StepMetrics(**values).to_json()) == set(names)
 
 
 def test_where_the_textbook_finds_nothing_the_plan_says_so():

@@ -10,17 +10,18 @@ import torch
 from phalanx.core.errors import RefusedError
 from phalanx.core.layout import Layout
 from phalanx.core.run import Run
+from phalanx.cost.refusals import refuse
 from phalanx.data.batches import IGNORED, Batch
 from phalanx.data.synthetic import SyntheticStream
 from phalanx.oracle.cases import CaseSpec
 from phalanx.oracle.pool import RankPool
 from phalanx.oracle.verify import Case, default_case, reference_job, verify
 from phalanx.schedules.layouts import layers_of_stages
+from phalanx.trainer.engine.engine import build_engine
 from phalanx.trainer.engine.optimizer import global_norm
-from phalanx.trainer.engine.step import build_engine, evaluate, forward_backward
+from phalanx.trainer.engine.step import evaluate, forward_backward
 from phalanx.trainer.model.block import Block
 from phalanx.trainer.parallel.mesh import build_mesh
-from phalanx.trainer.run.limits import refuse_untrainable
 
 pytestmark = pytest.mark.ranks
 
@@ -193,7 +194,7 @@ def test_two_kv_heads_on_four_ranks_take_the_same_step(ranks: RankPool) -> None:
 def test_kv_heads_that_tp_cannot_share_out_are_refused_with_what_works() -> None:
     case = CaseSpec("tp=2", tables={"model": {"hidden": 48, "heads": 6, "kv_heads": 3}}).case()
     with pytest.raises(RefusedError, match=r"3 kv heads .* tp=2; tp can be 1, 3, 6"):
-        refuse_untrainable(case.run)
+        refuse(case.run)
 
 
 class Alone(Case):

@@ -24,7 +24,7 @@ import numpy as np
 
 from phalanx.core.message import Collective
 from phalanx.cost.holdings import Share
-from phalanx.cost.messages.unit import Among, Behind, Pass, Setting, UnitMessage
+from phalanx.cost.messages.unit import Among, Behind, Pass, Setting, UnitMessage, padded
 from phalanx.cost.params import UnitSize, is_apart, unit_sizes
 from phalanx.cost.table import Booleans, Integers
 
@@ -102,11 +102,6 @@ class _Unit(NamedTuple):
             share=share,
             behind=behind.get(when, "next unit"),
         )
-
-
-def padded(elements: Integers, parts: Integers) -> Integers:
-    """Elements with the padding that makes them divide over so many ranks."""
-    return -(-elements // parts) * parts
 
 
 def _gradients(unit: _Unit) -> Iterator[UnitMessage]:

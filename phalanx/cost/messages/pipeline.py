@@ -12,8 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from phalanx.cost.holdings import Place
-from phalanx.cost.messages.data import padded
-from phalanx.cost.messages.unit import Among, Pass, Setting, UnitMessage
+from phalanx.cost.messages.unit import Among, Pass, Setting, UnitMessage, padded
 from phalanx.cost.params import UnitSize, is_apart, unit_sizes
 from phalanx.cost.table import Booleans, Integers
 

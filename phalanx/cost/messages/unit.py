@@ -85,3 +85,8 @@ class Setting:
     held: Holdings
     element: int
     wide: int
+
+
+def padded(elements: Integers, parts: Integers) -> Integers:
+    """Elements with the padding that makes them divide over so many ranks."""
+    return -(-elements // parts) * parts

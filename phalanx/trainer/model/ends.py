@@ -30,7 +30,7 @@ class Table(Declared):
 
     def __init__(self, name: str, shape: ModelShape, tp: TensorParallel) -> None:
         super().__init__(name)
-        self.declare("weight", (shape.vocab, shape.hidden), split=0)
+        self.declare("weight", (shape.vocab, shape.hidden), tp_dim=0)
         self.bias: nn.Parameter | None = None
         self.product: Product = PLAIN  # few bits hold no vocabulary
         self.first, self.rows = share(shape.vocab, tp.group.size, tp.group.index)
@@ -44,7 +44,7 @@ class PositionTable(Declared):
     def __init__(self, shape: ModelShape, tp: TensorParallel) -> None:
         super().__init__("positions")
         size = (shape.max_positions, shape.hidden)
-        self.declare("weight", size, partial=tp.sequence)
+        self.declare("weight", size, needs_tp_reduce=tp.sequence)
 
 
 class Embedding(nn.Module):

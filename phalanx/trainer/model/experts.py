@@ -21,7 +21,7 @@ from phalanx.trainer.engine.saved import Saved
 from phalanx.trainer.engine.weight_gradients import WeightGradients
 from phalanx.trainer.model.batch import MicroBatch
 from phalanx.trainer.model.layers import Projection, swiglu
-from phalanx.trainer.model.parameters import Declared, Start
+from phalanx.trainer.model.parameters import Declared, Init
 from phalanx.trainer.ops.autograd import apply
 from phalanx.trainer.ops.kernels import grouped_outer, grouped_times, widened
 from phalanx.trainer.parallel.expert import ExpertParallel
@@ -59,8 +59,8 @@ class Router(Declared):
         super().__init__(prefix)
         self.shape, self.recipe, self.gradients = shape, recipe, tp.gradients
         self.share = recipe.balance_loss / recipe.batch / tp.group.size
-        partial = tp.group.size > 1
-        self.declare("weight", (shape.experts, shape.hidden), partial=partial)
+        needs_tp_reduce = tp.group.size > 1
+        self.declare("weight", (shape.experts, shape.hidden), needs_tp_reduce=needs_tp_reduce)
         self.bias = torch.zeros(shape.experts, dtype=torch.float64)
         self._seen = torch.zeros(shape.experts + 1, dtype=torch.float64)
 
@@ -214,11 +214,11 @@ class Stack(Declared):
 
     weight: nn.Parameter
 
-    def __init__(self, prefix: str, experts: int, sizes: tuple[int, int], start: Start) -> None:
+    def __init__(self, prefix: str, experts: int, sizes: tuple[int, int], init: Init) -> None:
         super().__init__(prefix)
         n_in, n_out = sizes
-        split = 2 if start == "residual" else 1
-        self.declare("weight", (experts, n_out, n_in), split=split, spread=0, start=start)
+        tp_dim = 2 if init == "residual" else 1
+        self.declare("weight", (experts, n_out, n_in), tp_dim=tp_dim, expert_dim=0, init=init)
 
 
 class RoutedExperts(nn.Module):

@@ -79,8 +79,8 @@ class Family:
         if module.startswith("blocks."):
             _, layer, module = module.split(".", 2)
         theirs = f"{self.modules[module]}.{attribute}"
-        if declaration.spread is not None:
-            experts = range(declaration.shape[declaration.spread])
+        if declaration.expert_dim is not None:
+            experts = range(declaration.shape[declaration.expert_dim])
             return [Place(theirs.format(layer, e), expert=e) for e in experts]
         place = Place(
             name=theirs.format(layer),

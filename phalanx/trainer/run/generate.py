@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from phalanx.trainer.engine.step import Engine
+from phalanx.trainer.engine.engine import Engine
 from phalanx.trainer.model.batch import MicroBatch
 from phalanx.trainer.model.cache import KeyValueCache
 from phalanx.trainer.model.ends import Head

@@ -16,7 +16,8 @@ from phalanx.core.precision import Precision
 from phalanx.core.run import Run
 from phalanx.cost.flops import describe_convention, flops_per_token, utilization
 from phalanx.trainer.engine.balance import Load
-from phalanx.trainer.engine.step import Engine, StepResult
+from phalanx.trainer.engine.engine import Engine
+from phalanx.trainer.engine.step import StepResult
 from phalanx.trainer.parallel.mesh import Mesh
 from phalanx.trainer.precision.dtypes import Dtypes
 from phalanx.trainer.run.peak import known_peak, measured_gemm_flops

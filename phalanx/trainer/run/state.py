@@ -8,8 +8,8 @@ from torch import Tensor
 
 from phalanx.core.errors import UsageError
 from phalanx.trainer.checkpoint import Checkpoint, Piece
+from phalanx.trainer.engine.engine import Engine
 from phalanx.trainer.engine.optimizer import Optimizer
-from phalanx.trainer.engine.step import Engine
 from phalanx.trainer.engine.unit import Slot, Unit
 from phalanx.trainer.precision.history import KINDS, LENGTH
 
@@ -106,7 +106,7 @@ def restore(engine: Engine, checkpoint: Checkpoint, corpus: str) -> int:
         moments = _saved_moments(checkpoint, engine.optimizer, unit)
         checkpoint.read(_wanted(unit, {"weight": unit.master, **moments}))
         engine.optimizer.restore(unit, moments)
-        sharded.publish()
+        sharded.all_gather_weights()
     checkpoint.read(_biases(engine))
     return int(state["step"])
 

@@ -14,17 +14,17 @@ import torch.distributed as dist
 from phalanx.core.errors import PhalanxError, UsageError
 from phalanx.core.run import Run
 from phalanx.core.timeline import Span, Timeline
+from phalanx.cost.refusals import refuse
 from phalanx.data.batches import SampleStream
 from phalanx.data.corpus import Corpus, open_corpus
 from phalanx.data.prefetch import Prefetcher
 from phalanx.schedules.layouts import is_asynchronous, layers_of_stages
 from phalanx.trainer.checkpoint import Checkpoint, Saver, newest
-from phalanx.trainer.engine.pipedream import asynchronous, pipedream_step
-from phalanx.trainer.engine.step import Engine, build_engine, evaluate, train_step
+from phalanx.trainer.engine.engine import Engine, build_engine
+from phalanx.trainer.engine.step import evaluate, train_step
 from phalanx.trainer.parallel.mesh import Mesh, build_mesh
 from phalanx.trainer.precision.dtypes import Dtypes
 from phalanx.trainer.run.generate import generate
-from phalanx.trainer.run.limits import refuse_untrainable
 from phalanx.trainer.run.meter import Meter, agree, find_peak, from_rank_0, time_split
 from phalanx.trainer.run.report import Reporter, RunInfo, Silent, Summary
 from phalanx.trainer.run.rundir import RunDirectory
@@ -113,13 +113,11 @@ def _open(worker: Worker, run: Run, directory: RunDirectory | None, reporter: Re
         raise PhalanxError(f"{layout} needs {layout.ranks} ranks, and there are {worker.ranks}")
     precision = Dtypes.named(layout.precision, worker.device)
     run = replace(run, layout=replace(layout, precision=precision.precision))
-    refuse_untrainable(run)
+    refuse(run)
     mesh = build_mesh(run.layout, worker.device, kv_heads=run.model.kv_heads)
     corpus = open_corpus(run.data, run.model.vocab)
     training, held_out = corpus.split(run.data.validation, run.recipe.seq)
     engine = build_engine(run, mesh)
-    if is_asynchronous(run.layout):
-        engine = asynchronous(engine)
     main = worker.rank == 0
     return Session(
         run=run,
@@ -224,13 +222,12 @@ def _steps(session: Session, first: int, last: int) -> tuple[int, bool]:
     engine, recorder = session.engine, session.engine.recorder
     engine.mesh.ledger.clear()
     skipped_in_a_row = 0
-    take_step = pipedream_step if is_asynchronous(session.run.layout) else train_step
     with Prefetcher(session.training, engine.positions(), first, last) as batches:
         start = time.perf_counter()
         for step, batch in batches:
             recorder.keeps_spans = step - first in _TRACED
             rate = engine.optimizer.learning_rate
-            result = take_step(engine, step, batch)
+            result = train_step(engine, step, batch)
             waited = batches.seconds_waited
             agreed = agree(
                 engine.mesh, result.load, stop=session.worker.stop.requested, data_wait=waited
