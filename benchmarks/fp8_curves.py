@@ -50,7 +50,8 @@ def curve(precision: str, steps: int) -> dict[str, list[float]]:
         evaluate(engine, forward, held_out.batch(i, engine.positions()))
         for i in range(HELD_OUT_BATCHES)
     ]
-    return {"losses": losses, "held_out": [statistics.fmean(final)]}
+    held_out_loss = sum(part.nats for part in final) / sum(part.tokens for part in final)
+    return {"losses": losses, "held_out": [held_out_loss]}
 
 
 def _text() -> Sequence:

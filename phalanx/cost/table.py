@@ -19,6 +19,7 @@ from phalanx.core.precision import Precision
 from phalanx.core.recompute import Recompute
 from phalanx.core.run import Recipe, Run
 from phalanx.schedules.layouts import chunks
+from phalanx.schedules.registry import find_schedule
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -164,7 +165,7 @@ class Table:
     @property
     def asynchronous(self) -> Booleans:
         """Whether every micro-batch moves the weights, rather than all of a step together."""
-        return self.schedule.test(lambda name: name == "pipedream")
+        return self.schedule.test(lambda name: find_schedule(name).asynchronous)
 
     @property
     def reduces_every(self) -> Booleans:

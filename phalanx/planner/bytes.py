@@ -14,7 +14,7 @@ from phalanx.cost.blocks import HALF
 from phalanx.cost.memory import rank_memory
 from phalanx.cost.params import stage_layers, stages_of_rank
 from phalanx.cost.precision import as_operands
-from phalanx.cost.saved import KEPT_BY, Saved, block_saved, bytes_per_token, head_saved
+from phalanx.cost.saved import Saved, block_saved, bytes_per_token, head_saved
 from phalanx.planner.question import Question
 from phalanx.schedules.layouts import placement, spec_of
 
@@ -94,8 +94,7 @@ def _gone(saved: tuple[Saved, ...], layout: Layout) -> float:
     parts = layout.recompute.parts
     if "operators" in parts:
         return _gone_by_operator(saved, layout)
-    names = tuple(name for part in parts for name in KEPT_BY[part])
-    return bytes_per_token([item for item in saved if item.name.startswith(names)], layout)
+    return bytes_per_token([item for item in saved if item.let_go & parts], layout)
 
 
 def _gone_by_operator(saved: tuple[Saved, ...], layout: Layout) -> float:

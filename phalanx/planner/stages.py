@@ -293,7 +293,7 @@ def _expert_message(question: Question) -> Sent:
     Source: DeepSeek-V3 (arXiv:2412.19437), section 3.2.2.
     """
     layout, shape, group = question.layout, question.shape, question.expert_group
-    tokens = HALF * _slice(question).own_tokens * shape.hidden
+    tokens = HALF * _slice(question).tokens_of("own") * shape.hidden
     size = tokens * shape.top_k
     on = group_links(question, group)
     e, r = group.size, on.inside

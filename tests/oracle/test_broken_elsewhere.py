@@ -79,8 +79,8 @@ def test_every_zero_stage_sees_the_same_norm_of_the_same_samples(
 def test_a_learning_rate_of_zero_moves_nothing(ranks: RankPool, zero: int) -> None:
     still = {"recipe": {"learning_rate": 0.0, "clip": 1e9}}
     case = CaseSpec(f"dp=2 zero={zero} mb=4", tables=still).case(steps=2)
-    (references,) = ranks.run(1, reference_job, case)
-    first, second = (step.weights for step in references)
+    (reference,) = ranks.run(1, reference_job, case)
+    first, second = (step.weights for step in reference.steps)
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert verify(ranks, case).complaints == []
 
@@ -148,10 +148,10 @@ def test_a_stage_with_huge_gradients_is_clipped_with_all_others(
 ) -> None:
     steep = {"recipe": {"init_std": 1.0, "clip": 1.0, "clip_norm": kind}}
     case = CaseSpec(layout, ("sgd",), tables=steep).case(steps=2)
-    (references,) = ranks.run(1, reference_job, case)
+    (reference,) = ranks.run(1, reference_job, case)
     first, last = (
-        sum(g.norm().item() ** 2 for name, g in references[0].grads.items() if name in stage)
-        for stage in two_stages(references[0].grads)
+        sum(g.norm().item() ** 2 for name, g in reference.steps[0].grads.items() if name in stage)
+        for stage in two_stages(reference.steps[0].grads)
     )
     assert first > 100 * last > 100
     assert verify(ranks, case).complaints == []
@@ -244,8 +244,12 @@ def test_two_packed_documents_learn_what_they_learn_alone(ranks: RankPool) -> No
     )
     (packed,) = ranks.run(1, reference_job, together)
     (alone,) = ranks.run(1, reference_job, apart)
-    assert [step.loss for step in packed] == pytest.approx([s.loss for s in alone], rel=1e-13)
-    assert [s.grad_norm for s in packed] == pytest.approx([s.grad_norm for s in alone], rel=1e-12)
+    assert [step.loss for step in packed.steps] == pytest.approx(
+        [s.loss for s in alone.steps], rel=1e-13
+    )
+    assert [s.grad_norm for s in packed.steps] == pytest.approx(
+        [s.grad_norm for s in alone.steps], rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("layout", ["dp=1", "pp=2", "tp=2", "cp=2"])
@@ -268,7 +272,7 @@ def validation_loss(run: Run) -> float:
     engine = build_engine(run, build_mesh(run.layout, torch.device("cpu")))
     executor = engine.forward_executor(run.micro_batches, run.layout.mb, engine.executor_seq)
     stream = Case(run).stream()
-    return evaluate(engine, executor, stream.batch(0, engine.positions()))
+    return evaluate(engine, executor, stream.batch(0, engine.positions())).mean
 
 
 @pytest.mark.parametrize("layout", ["dp=1", "pp=2", "dp=2 zero=3", "tp=2", "cp=2"])
@@ -292,7 +296,7 @@ def training_and_validation_loss(run: Run) -> tuple[float, float]:
     engine = build_engine(run, build_mesh(run.layout, torch.device("cpu")))
     batch = Case(run).stream().batch(0, engine.positions())
     executor = engine.forward_executor(run.micro_batches, run.layout.mb, engine.executor_seq)
-    validation = evaluate(engine, executor, batch)
+    validation = evaluate(engine, executor, batch).mean
     return forward_backward(engine, 0, batch), validation
 
 

@@ -51,8 +51,8 @@ def test_fused_blocks_of_every_kind_take_the_same_step(ranks: RankPool, spec: Ca
 def require_the_same(ranks: RankPool, spec: CaseSpec) -> None:
     """The update of one device, by the messages that are predicted."""
     case = spec.case(steps=2)
-    (references,) = ranks.run(1, reference_job, case)
-    outcome = compare(ranks, case, references)
+    (reference,) = ranks.run(1, reference_job, case)
+    outcome = compare(ranks, case, reference)
     assert outcome.complaints == []
     for rank, sent in enumerate(outcome.traffic):
         assert sent == rank_messages(case.run, case.run.layout.coordinates(rank))

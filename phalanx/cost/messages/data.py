@@ -25,7 +25,7 @@ import numpy as np
 from phalanx.core.message import Collective
 from phalanx.cost.holdings import Share
 from phalanx.cost.messages.unit import Among, Behind, Pass, Setting, UnitMessage, padded
-from phalanx.cost.params import UnitSize, is_apart, unit_sizes
+from phalanx.cost.params import UnitSize, is_apart, parameters_of, unit_sizes
 from phalanx.cost.table import Booleans, Integers
 
 
@@ -161,7 +161,7 @@ def _uses(unit: _Unit) -> tuple[Integers, Integers]:
 
 def _is_tied(setting: Setting) -> bool:
     """Whether the head multiplies by the table of tokens."""
-    return any(p.name == "embedding.weight" for op in setting.model.head for p in op.parameters)
+    return any(p.name == "embedding.weight" for p in parameters_of(setting.model.head))
 
 
 def _groups(size: UnitSize) -> tuple[Among, Among, Among]:

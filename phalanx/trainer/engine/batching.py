@@ -56,8 +56,8 @@ def micro_batches(engine: Engine, step: int, batch: Batch) -> list[MicroBatch]:
     ]
 
 
-def count_valid(engine: Engine, batches: Sequence[MicroBatch], *, each: bool = False) -> Tensor:
-    """How many predictions of the global batch count, at least 1; in the dtype of the loss.
+def count_targets(engine: Engine, batches: Sequence[MicroBatch], *, each: bool = False) -> Tensor:
+    """How many predictions of the global batch count.
 
     Args:
         engine: of this rank.
@@ -65,10 +65,15 @@ def count_valid(engine: Engine, batches: Sequence[MicroBatch], *, each: bool = F
         each: count those of each micro-batch by themselves.
 
     Returns:
-        A number, or [m].
+        A whole number, or [m] of them.
     """
     counts = torch.stack([(b.targets != IGNORED).sum() for b in batches])
-    valid = counts if each else counts.sum()
-    engine.mesh.data.all_reduce(valid, "valid tokens").wait()
+    total = counts if each else counts.sum()
+    engine.mesh.data.all_reduce(total, "valid tokens").wait()
+    return total
+
+
+def count_valid(engine: Engine, batches: Sequence[MicroBatch], *, each: bool = False) -> Tensor:
+    """As `count_targets`, but at least 1, and in the dtype of the loss: what a mean divides by."""
     wide = torch.float64 if engine.executor.wire.form.dtype == torch.float64 else torch.float32
-    return valid.clamp(min=1).to(wide)
+    return count_targets(engine, batches, each=each).clamp(min=1).to(wide)

@@ -1,5 +1,6 @@
 """One training step, top to bottom. Everything it calls is one file away."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from phalanx.data.batches import Batch
 from phalanx.trainer.engine.balance import Load
-from phalanx.trainer.engine.batching import count_valid, micro_batches
+from phalanx.trainer.engine.batching import count_targets, count_valid, micro_batches
 from phalanx.trainer.engine.engine import Engine
 from phalanx.trainer.engine.executor import Executor
 from phalanx.trainer.engine.optimizer import PendingScalar
@@ -30,6 +31,23 @@ class StepResult(NamedTuple):
     skipped: bool
     loss_scale: float = 1.0
     load: Load = Load()
+
+
+class LossSum(NamedTuple):
+    """Losses of several sequences, added up: the same on every rank.
+
+    Attributes:
+        nats: of all predictions that count.
+        tokens: how many of them there are.
+    """
+
+    nats: float = 0.0
+    tokens: int = 0
+
+    @property
+    def mean(self) -> float:
+        """Nats per prediction that counts; nan where there is none."""
+        return self.nats / self.tokens if self.tokens else math.nan
 
 
 def train_step(engine: Engine, step: int, batch: Batch) -> StepResult:
@@ -83,8 +101,8 @@ def update(engine: Engine, loss: float | PendingScalar) -> StepResult:
     return StepResult(*found, used, engine.balancer.load)
 
 
-def evaluate(engine: Engine, executor: Executor, batch: Batch) -> float:
-    """The loss of one global batch, without learning from it.
+def evaluate(engine: Engine, executor: Executor, batch: Batch) -> LossSum:
+    """The loss of one global batch, without learning from it: neither smoothed nor dropped out.
 
     Args:
         engine: of this rank.
@@ -92,9 +110,10 @@ def evaluate(engine: Engine, executor: Executor, batch: Batch) -> float:
         batch: the sequences at `engine.positions()`.
     """
     batches = micro_batches(engine, 0, batch)
-    valid = count_valid(engine, batches)
+    tokens = int(count_targets(engine, batches).item())
+    one = torch.ones((), dtype=torch.float64)
     with torch.no_grad():
-        return pending_loss(engine, executor.run(batches, 1 / valid), valid)()
+        return LossSum(pending_loss(engine, executor.run(batches, one), one)(), tokens)
 
 
 def pending_loss(engine: Engine, losses: Sequence[Tensor], valid: Tensor) -> PendingScalar:

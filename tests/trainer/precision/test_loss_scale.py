@@ -76,7 +76,7 @@ def overflowing_job(line: str, rank: int) -> Told:
         told.moved.append(not torch.equal(before, _weights(engine)))
         if hook is not None:
             hook.remove()
-    told.saved = progress(engine, 2, "")["loss_scale"]
+    told.saved = progress(engine, 2, {})["loss_scale"]
     return told
 
 

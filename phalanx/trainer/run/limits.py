@@ -1,0 +1,23 @@
+"""What cannot be trained: what no layout could cut so, and what a folder of weights asks for."""
+
+from pathlib import Path
+
+from phalanx.core.errors import RefusedError
+from phalanx.core.run import Run
+from phalanx.cost.refusals import refuse
+from phalanx.trainer.model.huggingface import attention_window
+
+
+def refuse_untrainable(run: Run) -> None:
+    """Raise where a run cannot be cut so, or its weights want what the trainer does not have.
+
+    Raises:
+        RefusedError: the numbers that clash, and the nearest that works.
+    """
+    refuse(run)
+    window = attention_window(Path(run.weights)) if run.weights else None
+    if window is not None and run.recipe.seq > window:
+        raise RefusedError(
+            f"the model in {run.weights} sees a window of {window} tokens, which is not trained "
+            f"here, and recipe.seq={run.recipe.seq} is longer; use recipe.seq up to {window}"
+        )
