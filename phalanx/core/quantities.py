@@ -150,6 +150,7 @@ _TRAINING = (
     Quantity("loss_scale", "number", "what the loss was multiplied with; 1 but for fp16"),
     Quantity("expert_load", "ratio", "of the busiest expert to an even load; null without"),
     Quantity("expert_dropped", "share", "of the visits that found their expert full"),
+    Quantity("resumes", "path", "checkpoint that a resumed run would go on from"),
     Quantity("interrupted", "true or false", "stopped by a signal after saving"),
     Quantity("directory", "path", "of the run"),
     Quantity("checkpoints", "paths", "that are kept, oldest first"),

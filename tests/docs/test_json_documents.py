@@ -34,7 +34,10 @@ ASKED = {  # command lines whose documents have between them every field
     "clusters NAME": [("clusters", "h100x64")],
     "help": [("help", "zero")],
 }
-RARE = {"heuristic.refused"}  # where the textbook finds nothing that fits
+RARE = {  # what few documents have
+    "heuristic.refused",  # where the textbook finds nothing that fits
+    "resumes",  # with --resume
+}
 WITHOUT = {"convert"}  # writes a folder; its document is the summary of the run
 
 
