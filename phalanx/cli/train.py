@@ -245,7 +245,7 @@ def _show_dry_run(args: Namespace, origin: Origin, run: Run) -> int:
         require_free(origin.runs, origin.name)
     facts = describe_run(run)
     resumed = describe_resume(run, origin)
-    facts |= {**resumed, "told": [*facts["told"], *resumed.get("told", ())]}
+    facts |= {**resumed, "notes": [*facts["notes"], *resumed.get("notes", ())]}
     if args.json:
         print(json.dumps({"schema": 1, **facts}))
     else:

@@ -126,7 +126,7 @@ class StepMetrics:
     seconds_left: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """One line of `metrics.jsonl`; docs/run_directory.md says what each field is."""
+        """One line of `metrics.jsonl`; docs/json.md says what each field is."""
         return {
             "step": self.step,
             "time": self.time,
