@@ -174,7 +174,7 @@ def _resolved(table: Any) -> Any:
 
 
 def _of_weights(table: Mapping[str, Any]) -> Tables:
-    from phalanx.trainer.model.start import shape_of_weights
+    from phalanx.trainer.model.init import shape_of_weights
 
     folder, name = table["weights"], table.get("name", "custom")
     if not isinstance(folder, str):

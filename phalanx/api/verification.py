@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from phalanx.api.names import LayoutLike, layout_of
-from phalanx.core.errors import RefusedError, UsageError
+from phalanx.core.errors import LostMessageError, RefusedError, UsageError
 from phalanx.core.html import html_table
 from phalanx.core.layout import Layout
 from phalanx.data.synthetic import Masked
@@ -126,6 +126,9 @@ class Watcher(Protocol):
     def working(self, what: str) -> AbstractContextManager[object]:
         """Surrounds each piece of work."""
 
+    def say(self, event: str) -> None:
+        """Something worth a line happened beside."""
+
     def show(self, spec: CaseSpec, outcome: Outcome) -> None:
         """An outcome is there.
 
@@ -141,6 +144,9 @@ class Unwatched:
     def working(self, what: str) -> AbstractContextManager[object]:
         """Nothing is shown."""
         return nullcontext()
+
+    def say(self, event: str) -> None:
+        """Nothing is shown."""
 
     def show(self, spec: CaseSpec, outcome: Outcome) -> None:
         """Nothing is shown.
@@ -168,7 +174,7 @@ def compare_all(
     watching = watcher or Unwatched()
     ranks = max(case.run.layout.ranks for case in cases)
     outcomes = []
-    with RankPool(ranks) as pool:
+    with RankPool(ranks, watching.say) as pool:
         with watching.working(f"starting {ranks} ranks"):
             pool.start(ranks)
         for i, (spec, case) in enumerate(zip(specs, cases, strict=True), 1):
@@ -180,7 +186,7 @@ def compare_all(
 
 
 def outcome_of(pool: RankPool, case: Case) -> Outcome:
-    """What the oracle finds; that a rank fails is a finding too.
+    """What the oracle finds; that a rank fails, or waits in vain, is a finding too.
 
     Args:
         pool: with at least as many ranks as the layout.
@@ -191,6 +197,8 @@ def outcome_of(pool: RankPool, case: Case) -> Outcome:
     """
     try:
         return verify_case(pool, case)
+    except LostMessageError as lost:
+        return Outcome(case, dict.fromkeys(QUANTITIES, math.inf), [str(lost)], seconds=0.0)
     except RankFailedError as failure:
         where, _, traceback = str(failure).partition(":")
         reason = traceback.strip().splitlines()[-1:]

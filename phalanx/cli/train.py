@@ -182,7 +182,7 @@ def _train_here(args: Namespace, origin: Origin, warm: WarmStart) -> int:
     warm.begin(PRELOAD)
     with _directory(origin, run) as directory:
         job = Job(run, directory, origin.resume, _screen(args), _proof(args, run))
-        code = launch(train_one_rank, (job,), run.layout.ranks, _say_that_it_stops)
+        code = launch(train_one_rank, (job,), run.layout.ranks, _say_that_it_stops, _say)
         _print_summary(args, directory)
     return code
 
@@ -293,6 +293,10 @@ def _stopping() -> Iterator[None]:
 def _print_summary(args: Namespace, directory: RunDirectory) -> None:
     if args.json:
         print(directory.summary_file.read_text(encoding="utf-8"), end="")
+
+
+def _say(event: str) -> None:
+    print(event, file=sys.stderr)
 
 
 def _say_that_it_stops() -> None:

@@ -56,7 +56,7 @@ def _notes(run: Run) -> list[str]:
     """What the start would tell besides."""
     if not run.weights:
         return []
-    from phalanx.trainer.model.start import notes_on_weights
+    from phalanx.trainer.model.init import notes_on_weights
 
     return notes_on_weights(run.weights)
 

@@ -163,6 +163,10 @@ class _Screen:
             return nullcontext()
         return self.console.status(what)
 
+    def say(self, event: str) -> None:
+        """One line for what happens beside."""
+        self.console.print(event, soft_wrap=True)
+
     def show(self, spec: "CaseSpec", outcome: "Outcome") -> None:
         """One line for an outcome; what differs, and how to run it again, below a bad one."""
         from phalanx.api.verification import QUANTITIES, command_of, name_of

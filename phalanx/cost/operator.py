@@ -96,10 +96,8 @@ class Parameter(NamedTuple):
 
     def held(self, t: Integers, index: int = 0) -> Integers:
         """Elements of tp rank `index`; of one expert, if it is of experts."""
-        elements = np.ones_like(t)
-        for dim in self.dims:
-            elements = elements * dim.held(t, index)
-        return elements
+        whole = prod(dim.channels for dim in self.dims if not dim.cut)
+        return whole * self.cut.held(t, index) if self.cut else np.full_like(t, whole)
 
     @property
     def cut(self) -> Width | None:

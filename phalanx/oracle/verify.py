@@ -268,6 +268,8 @@ def decisions_job(
         train_step(engine, step, stream.batch(step, engine.positions())).skipped
         for step in range(case.steps)
     )
+    for unit in engine.units:
+        unit.acquire()  # or the last weights would still be on their way when this rank leaves
     return RankDecisions(routes, skipped)
 
 

@@ -19,7 +19,7 @@ from phalanx.schedules.sizes import TWO, Sizes
 from phalanx.schedules.spec import ScheduleSpec
 
 NEAR, FAR = 0, 1
-Move = tuple[int, Kind]  # NEAR or FAR, and what is done there next
+PlacedMove = tuple[int, Kind]  # NEAR or FAR, and what is done there next
 
 F_NEAR, F_FAR = (NEAR, Kind.FORWARD), (FAR, Kind.FORWARD)
 B_NEAR, B_FAR = (NEAR, Kind.BACKWARD), (FAR, Kind.BACKWARD)
@@ -57,7 +57,7 @@ def rows_v(p: int, m: int, v: int) -> tuple[Row, ...]:
     )
 
 
-def _moves(rank: int, half: int, m: int) -> Iterator[Move]:
+def _moves(rank: int, half: int, m: int) -> Iterator[PlacedMove]:
     """The moves of the rank that is `rank` ranks away from its end; the middle is at `half`."""
     behind = half - 1 - rank
     yield from [F_NEAR] * (2 * behind)
@@ -73,7 +73,7 @@ def _moves(rank: int, half: int, m: int) -> Iterator[Move]:
 
 
 def _numbered(
-    moves: Iterator[Move], near: tuple[int, int], far: tuple[int, int]
+    moves: Iterator[PlacedMove], near: tuple[int, int], far: tuple[int, int]
 ) -> Iterator[Action]:
     """Turn moves into actions; `near` and `far` are (stage, its first micro-batch)."""
     forwards, backwards, owed = Counter[int](), Counter[int](), deque[Action]()

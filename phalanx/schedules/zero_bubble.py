@@ -30,7 +30,7 @@ from phalanx.schedules.placement import folded, looped
 from phalanx.schedules.sizes import TWO
 from phalanx.schedules.spec import ScheduleSpec
 
-Move = tuple[int, Kind]  # a stage and what it does next; micro-batches are counted later
+StageMove = tuple[int, Kind]  # a stage and what it does next; micro-batches are counted later
 
 
 def rows_h1(p: int, m: int, v: int) -> tuple[Row, ...]:
@@ -78,7 +78,7 @@ def rows_v(p: int, m: int, v: int) -> tuple[Row, ...]:
 
 def _row_of_v(rank: int, p: int, m: int) -> Iterator[Action]:
     """Number the moves; those of micro-batches that are not there fall away."""
-    done: Counter[Move] = Counter()
+    done: Counter[StageMove] = Counter()
     for stage, kind in _moves_of_v(rank, p, max(m, 2 * p - 1)):
         i = done[stage, kind]
         done[stage, kind] += 1
@@ -86,7 +86,7 @@ def _row_of_v(rank: int, p: int, m: int) -> Iterator[Action]:
             yield Action(stage, kind, i)
 
 
-def _moves_of_v(rank: int, p: int, m: int) -> Iterator[Move]:
+def _moves_of_v(rank: int, p: int, m: int) -> Iterator[StageMove]:
     """The moves of one rank for m >= 2 p - 1 micro-batches, which fill the pipeline."""
     down, up = rank, 2 * p - 1 - rank
     forward_down, forward_up = (down, Kind.FORWARD), (up, Kind.FORWARD)

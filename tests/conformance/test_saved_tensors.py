@@ -25,7 +25,7 @@ from phalanx.cost.saved import OURS, Saved, block_saved, bytes_per_token, head_s
 from phalanx.oracle.verify import default_case
 from phalanx.trainer.engine.batching import micro_batches
 from phalanx.trainer.engine.engine import build_engine
-from phalanx.trainer.engine.saved import Saved as SavedHere
+from phalanx.trainer.engine.saved import SavedTensors as SavedHere
 from phalanx.trainer.model.batch import MicroBatch
 from phalanx.trainer.model.block import Block
 from phalanx.trainer.model.ends import Head
@@ -156,7 +156,7 @@ def test_a_block_keeps_what_the_ledger_says(shape: ModelShape, line: str):
     with tensor_group(layout.tp) as group:
         tp = TensorParallel(group, sequence=layout.sequence_parallel)
         block = Block(0, shape, Recipe(), tp)
-        block.keep(SavedHere(layout.recompute.parts))
+        block.save_with(SavedHere(layout.recompute.parts))
         fill(block, layout.tp, torch.float32)
         x = torch.ones(SEQ // tp.sequence_parts, layout.mb, shape.hidden, requires_grad=True)
         found = measured(lambda: block(x, micro_batch(layout.mb)), block)
@@ -172,7 +172,7 @@ def test_a_rank_keeps_of_its_part_of_a_sequence_what_it_would_keep_alone(
 ):
     layout = Layout(mb=3, recompute=recompute)
     block = Block(0, shape, Recipe(), TensorParallel(alone(), sequence=False))
-    block.keep(SavedHere(layout.recompute.parts))
+    block.save_with(SavedHere(layout.recompute.parts))
     fill(block, 1, torch.float32)
     x = torch.ones(SEQ, layout.mb, shape.hidden, requires_grad=True)
     with tensor_group(4, "context") as group:
@@ -227,7 +227,7 @@ def test_a_block_keeps_inputs_of_products_in_few_bits(line: str, recipe: str):
             mesh.tensor, sequence=layout.sequence_parallel, products=arithmetic.products
         )
         block = Block(0, WIDE, Recipe(), tp)
-        block.keep(SavedHere(layout.recompute.parts))
+        block.save_with(SavedHere(layout.recompute.parts))
         fill(block, layout.tp, torch.bfloat16)
         arithmetic.history.take_up(1)  # past the step that calibrates
         size = (SEQ // tp.sequence_parts, layout.mb, WIDE.hidden)

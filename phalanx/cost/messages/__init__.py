@@ -50,7 +50,7 @@ def messages(where: Setting) -> list[UnitMessage]:
     """
     found = [message for axis in AXES for message in axis.messages(where)]
     found += _of_the_world(where)
-    return [message for message in found if np.any(message.times)]
+    return [message for message in found if message.times.any()]
 
 
 def _of_the_world(where: Setting) -> Iterator[UnitMessage]:

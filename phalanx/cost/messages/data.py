@@ -25,7 +25,7 @@ import numpy as np
 from phalanx.core.message import Collective
 from phalanx.cost.holdings import Share
 from phalanx.cost.messages.unit import Among, Behind, Pass, Setting, UnitMessage, padded
-from phalanx.cost.params import UnitSize, is_apart, parameters_of, unit_sizes
+from phalanx.cost.params import UnitSize, is_apart, parameters_of
 from phalanx.cost.table import Booleans, Integers
 
 
@@ -43,7 +43,7 @@ def messages(setting: Setting) -> Iterator[UnitMessage]:
         when="step",
         unit="rank",
     )
-    for size in unit_sizes(table, setting.model, setting.at.tp):
+    for size in setting.sizes:
         unit = _Unit.of(setting, size)
         yield from _gradients(unit)
         yield from _weights(unit)
@@ -115,8 +115,8 @@ def _gradients(unit: _Unit) -> Iterator[UnitMessage]:
     cut = (table.zero_stage > 0) & (unit.sharers > 1)
     scatter: tuple[Collective, str, Among] = ("reduce_scatter", "gradients", shards)
     passes: tuple[tuple[Pass, Booleans], ...] = (
-        ("weight gradient", table.reduces_every),
-        ("step", ~table.reduces_every),
+        ("weight gradient", unit.setting.reduces_every),
+        ("step", ~unit.setting.reduces_every),
     )
     for when, rows in passes:
         yield unit.message(scatter, n * wide, np.where(cut & rows, 1, 0), when)
@@ -138,8 +138,7 @@ def _weights(unit: _Unit) -> Iterator[UnitMessage]:
     yield unit.message(gather, n, np.where(around, forward, 0), "forward")
     yield unit.message(gather, n, np.where(around, backward, 0), "input gradient")
     if size.unit.endswith("block"):
-        segments = table.recompute.test(lambda recompute: recompute.segment > 0)
-        twice = np.where(around & segments, 1, 0)
+        twice = np.where(around & unit.setting.by_segment, 1, 0)
         yield unit.message(gather, n, twice, "recompute", "not last two")
 
 

@@ -41,8 +41,8 @@ class Balancer:
         Args:
             routers: of this rank's layers.
             speed: how far a bias moves in a step; 0 leaves them alone.
-            mesh: its ranks along data route the other tokens of the batch, and twins those that
-                go the other way.
+            mesh: its ranks along data route the other tokens of the batch, and the replicas of its
+                stages those that go the other way.
         """
         self.routers = sorted(routers, key=lambda router: router.prefix)
         self.speed, self.mesh = speed, mesh
@@ -57,7 +57,7 @@ class Balancer:
             return
         seen = torch.stack([router.take_seen() for router in self.routers])
         self.mesh.data.all_reduce(seen, "expert loads").wait()
-        self.mesh.twins.all_reduce(seen, "expert loads both ways").wait()
+        self.mesh.pipeline_replicas.all_reduce(seen, "expert loads both ways").wait()
         visits, dropped = seen[:, :-1], seen[:, -1]
         self._visits = list(visits)
         total = visits.sum(1).clamp(min=1)

@@ -15,7 +15,7 @@ Shapes: s sequence, b micro-batch, h hidden; s/t where a rank holds only its par
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -156,11 +156,19 @@ class _Columns(torch.autograd.Function):
         matrices = [
             p.weight(w, scale) for p, w, scale in zip(products, weights, ctx.scales, strict=True)
         ]
-        factors = (products, [g.for_input for g in rows], matrices)
+        factors = _Factors(products, [g.for_input for g in rows], matrices)
         dx, reduced = _input_gradient(tp, factors, grads[0], weights[0].shape[1])
         dws = tp.gradients.finish(work)
         reduced.wait()
         return None, None, dx, *dws
+
+
+class _Factors(NamedTuple):
+    """Of a sum of products: how each is computed, its rows and its matrix."""
+
+    products: Sequence[Product]
+    rows: Sequence[Operand]
+    matrices: Sequence[Operand]
 
 
 class _ColumnsWork:
@@ -193,7 +201,7 @@ class _ColumnsWork:
 
 def _input_gradient(
     tp: TensorParallel,
-    factors: tuple[Sequence[Product], Sequence[Operand], Sequence[Operand]],
+    factors: _Factors,
     grad: Tensor,
     width: int,
 ) -> tuple[Tensor, Pending]:
@@ -207,22 +215,21 @@ def _input_gradient(
         grad: of an output, [s, b, n]; says in which dtype and shape.
         width: h, of the input.
     """
-    t, (products, rows, matrices) = tp.group.size, factors
+    t = tp.group.size
     if not (tp.in_parts and tp.gradients.defers):
-        whole = _sum_of_products(products, rows, matrices)
+        whole = _sum_of_products(factors)
         return tp.reduce_sequence(whole.view(*grad.shape[:-1], width), "tp input gradient")
     dx = grad.new_empty((len(grad) // t, *grad.shape[1:-1], width))
 
     def share(part: int) -> Tensor:
-        return _sum_of_products(products, [part_of(g, part, t) for g in rows], matrices).view_as(dx)
+        rows = [part_of(g, part, t) for g in factors.rows]
+        return _sum_of_products(factors._replace(rows=rows)).view_as(dx)
 
     return dx, tp.group.reduce_scatter_parts(dx, share, "tp input gradient")
 
 
-def _sum_of_products(
-    products: Sequence[Product], rows: Sequence[Operand], matrices: Sequence[Operand]
-) -> Tensor:
-    first, *others = zip(products, rows, matrices, strict=True)
+def _sum_of_products(factors: _Factors) -> Tensor:
+    first, *others = zip(*factors, strict=True)
     total = first[0].input_gradient(*first[1:])
     for product, g, w in others:
         total += product.input_gradient(g, w)
@@ -297,7 +304,7 @@ class _RowsInParts(torch.autograd.Function):
             dx = grads[0].new_empty(data.shape)
             fill([dx], parts, lambda g: [product.input_gradient(_flat(g), matrix)])
             g = product.gradient(whole.data.flatten(0, -2))
-        else:  # a gradient is seen as a whole before it is cut into few bits
+        else:  # a gradient is seen as a whole before it is rounded to low precision
             for part in parts:
                 part.here()
             g = product.gradient(whole.data.flatten(0, -2))

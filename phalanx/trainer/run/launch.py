@@ -16,10 +16,11 @@ from multiprocessing import forkserver, resource_tracker
 from types import ModuleType
 from typing import Any
 
-from phalanx.core.errors import PhalanxError
+from phalanx.core.errors import PhalanxError, StartError
 from phalanx.trainer.run.sockets import keep_socket_paths_short
 
 PRELOAD = ("phalanx.trainer.run.worker", "torch.distributed.fsdp", "torch.distributed.tensor")
+ATTEMPTS = 3  # to connect; a busy machine may cut a connection
 INSTALL = "pip install 'phalanx[train]'"
 
 
@@ -104,6 +105,7 @@ def launch(
     args: tuple[Any, ...],
     ranks: int,
     on_stop: Callable[[], None] | None = None,
+    on_event: Callable[[str], None] = lambda _: None,
 ) -> int:
     """Run `entry(worker, *args)` on `ranks` local processes, and wait for them.
 
@@ -115,6 +117,7 @@ def launch(
         args: must pickle.
         ranks: processes to start; each on its own GPU if there are enough, else all on the CPU.
         on_stop: called when such a request has been passed on.
+        on_event: is told in a line when ranks that could not connect are started once more.
 
     Returns:
         The largest exit code of all ranks; 75 if they had to be ended at once.
@@ -129,4 +132,9 @@ def launch(
     from phalanx.trainer.run.supervise import supervise
 
     with leaving_main_alone():
+        for _ in range(ATTEMPTS - 1):
+            try:
+                return supervise(entry, args, ranks, on_stop)
+            except StartError as error:
+                on_event(f"starting {ranks} ranks once more: {str(error).splitlines()[0]}")
         return supervise(entry, args, ranks, on_stop)

@@ -16,7 +16,7 @@ from phalanx.oracle.verify import Case, verify
 from phalanx.trainer.engine.engine import Engine, build_engine
 from phalanx.trainer.engine.step import forward_backward, update
 from phalanx.trainer.model.huggingface import export_hf
-from phalanx.trainer.model.start import shape_of_weights, starting_values
+from phalanx.trainer.model.init import init_source, shape_of_weights
 from phalanx.trainer.parallel.mesh import build_mesh
 
 SHAPE = ModelShape(
@@ -90,4 +90,4 @@ def test_sizes_that_contradict_the_folder_are_named(converted: tuple[Path, float
         shape_of_weights(str(converted[0]), {"layers": 3})
     run = replace(RUN, model=replace(SHAPE, ffn=32), weights=str(converted[0]))
     with pytest.raises(UsageError, match=r"model.ffn is 32, and in"):
-        starting_values(run)
+        init_source(run)

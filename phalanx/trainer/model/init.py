@@ -1,4 +1,4 @@
-"""Where training starts from: values drawn from the seed, or the weights of a folder."""
+"""Initial weights: values drawn from the seed, or the weights of a folder."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -16,7 +16,7 @@ from phalanx.trainer.model.parameters import Initial, initial_values
 _BUFFERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 
 
-def starting_values(run: Run) -> Source:
+def init_source(run: Run) -> Source:
     """The values of any box of any parameter before the first step, the same under every layout.
 
     Raises:
