@@ -9,8 +9,8 @@ from typing import Any
 from phalanx.core.cluster import Cluster
 from phalanx.core.model import ModelShape
 from phalanx.cost.roofline import (
-    Block,
     Fabric,
+    LayerSizes,
     block_of,
     domain_weights_floor,
     tensor_limit,
@@ -60,7 +60,7 @@ def _inside(cluster: Cluster) -> float:
     return rate * BOTH_WAYS if cluster.domain.axes else rate
 
 
-def _across(block: Block, cluster: Cluster, peak: float) -> float | None:
+def _across(block: LayerSizes, cluster: Cluster, peak: float) -> float | None:
     if cluster.count <= cluster.domain_size:
         return None
     egress = cluster.accelerator.network.bandwidth * cluster.domain_size

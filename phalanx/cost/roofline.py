@@ -14,7 +14,7 @@ from typing import NamedTuple
 from phalanx.core.model import ModelShape
 
 
-class Block(NamedTuple):
+class LayerSizes(NamedTuple):
     """The sizes of the two matrices of a layer."""
 
     h: int
@@ -36,12 +36,12 @@ class Fabric(NamedTuple):
     egress: float  # bytes/s one way of a whole domain into the network
 
 
-def block_of(shape: ModelShape) -> Block:
+def block_of(shape: ModelShape) -> LayerSizes:
     """The two-matrix block of a model, shared experts counted in E and k."""
     if not shape.is_moe:
-        return Block(shape.hidden, shape.ffn)
+        return LayerSizes(shape.hidden, shape.ffn)
     width, shared = shape.moe_ffn or shape.ffn, shape.shared_experts
-    return Block(shape.hidden, width, shape.experts + shared, shape.top_k + shared)
+    return LayerSizes(shape.hidden, width, shape.experts + shared, shape.top_k + shared)
 
 
 def weights_floor(ridge: float, sparsity: float = 1.0, axes: int = 1, p: int = 1) -> float:

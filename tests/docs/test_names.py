@@ -9,9 +9,17 @@ from pages import PACKAGE, ROOT, classes, modules, pages, words_of
 
 # Names that still mean two things. The list may only shrink.
 SHARED = {
-    *("Block", "Box", "Fabric", "Group", "Held", "Ledger", "Load", "Mesh", "Part"),
-    *("Plan", "Product", "RankBytes", "Rows", "Saved", "Slice", "Stack"),
-    *("Sweep", "Table", "Wire"),
+    "Block",
+    "Fabric",
+    "Group",
+    "Held",
+    "Ledger",
+    "Mesh",
+    "RankBytes",
+    "Rows",
+    "Sweep",
+    "Table",
+    "Wire",
 }
 
 # Our own words where the field has one, by what the field says. A word that is gone goes from

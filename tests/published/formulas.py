@@ -15,7 +15,7 @@ from phalanx.core.errors import UsageError
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.cost.activations import paper_layer_bytes
-from phalanx.cost.roofline import Block, Fabric
+from phalanx.cost.roofline import Fabric, LayerSizes
 from phalanx.schedules.layouts import chunks
 
 
@@ -46,12 +46,12 @@ class Axes(NamedTuple):
 TWO_AND_ONE = Axes()
 
 
-def stack_params(block: Block, layers: int) -> int:
+def stack_params(block: LayerSizes, layers: int) -> int:
     """Weights that the model of this page moves: 2 h E f L."""
     return 2 * block.h * block.E * block.f * layers
 
 
-def estimated_params(block: Block, layers: int) -> float:
+def estimated_params(block: LayerSizes, layers: int) -> float:
     """Weights with gate and attention, 3 h E f L + 2.5 h^2 L; `ModelShape.params` is exact."""
     return 3 * block.h * block.E * block.f * layers + 2.5 * block.h**2 * layers
 
@@ -92,7 +92,7 @@ def mixed_ratio(T: float, f: float, n: int, ridge: float, axes: Axes = TWO_AND_O
     return sqrt(T * f * axes.dp * axes.tp / n) / ridge
 
 
-def data_clocks(block: Block, T: float, n: int, peak: float, bandwidth: float) -> Clocks:
+def data_clocks(block: LayerSizes, T: float, n: int, peak: float, bandwidth: float) -> Clocks:
     """Backward of one layer under data parallelism over n ranks: 8 T h k f / (n C), 8 h E f / W.
 
     ZeRO sharding has the same ratio in forward and in backward.
@@ -103,13 +103,13 @@ def data_clocks(block: Block, T: float, n: int, peak: float, bandwidth: float) -
     )
 
 
-def tensor_clocks(block: Block, T: float, t: int, peak: float, bandwidth: float) -> Clocks:
+def tensor_clocks(block: LayerSizes, T: float, t: int, peak: float, bandwidth: float) -> Clocks:
     """Forward of one layer under tp = t: 4 T h k f / (t C), and 4 T h / W to gather and scatter."""
     return Clocks(4 * T * block.h * block.k * block.f / (t * peak), 4 * T * block.h / bandwidth)
 
 
 def mixed_clocks(
-    block: Block, T: float, mesh: tuple[int, int], axes: Axes, peak: float, bandwidth: float
+    block: LayerSizes, T: float, mesh: tuple[int, int], axes: Axes, peak: float, bandwidth: float
 ) -> Clocks:
     """Forward of one layer on a torus of dp x tp chips, both kinds of messages at once.
 
@@ -122,7 +122,7 @@ def mixed_clocks(
     return Clocks(compute, max(weights, activations))
 
 
-def expert_clocks(block: Block, T: float, e: int, peak: float, fabric: Fabric) -> Clocks:
+def expert_clocks(block: LayerSizes, T: float, e: int, peak: float, fabric: Fabric) -> Clocks:
     """Forward of one layer under ep = e: 4 T h k f / (e C), and two all-to-alls.
 
         in a domain    4 T h (e-1)/(e W_gpu) min(k/e, 1)

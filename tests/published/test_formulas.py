@@ -23,7 +23,7 @@ from phalanx.core.errors import UsageError
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.cost.reliability import daly_interval
-from phalanx.cost.roofline import Block, Fabric, tensor_limit, weights_floor
+from phalanx.cost.roofline import Fabric, LayerSizes, tensor_limit, weights_floor
 
 PAPER = ModelShape(hidden=1024, heads=16)
 peaks = st.floats(1e14, 5e15)
@@ -36,7 +36,7 @@ counts = st.integers(2, 10_000)
 def test_at_the_weights_floor_data_parallelism_is_just_hidden(
     C: float, W: float, f: int, n: int, k: int
 ):
-    block = Block(4096, f, E=64, k=k)
+    block = LayerSizes(4096, f, E=64, k=k)
     T = n * weights_floor(C / W, block.sparsity)
     assert data_clocks(block, T, n, C, W).ratio == pytest.approx(1)
 
@@ -46,7 +46,7 @@ def test_at_the_tensor_limit_tensor_parallelism_is_just_hidden(
     C: float, W: float, f: int, T: float
 ):
     t = tensor_limit(f, C / W)
-    block = Block(4096, f)
+    block = LayerSizes(4096, f)
     clocks = tensor_clocks(block, T, 1, C * t, W)  # tp = t of one chip as one of t times the peak
     assert clocks.ratio == pytest.approx(1)
 
@@ -58,7 +58,7 @@ def test_at_the_mixed_floor_the_best_mix_is_just_hidden(
     n, f, axes, ridge = 4096, 2**doublings, Axes(M_dp, M_tp), C / W
     T = n * mixed_floor(f, ridge, axes)
     dp = mixed_best_dp(T, f, n, axes)
-    clocks = mixed_clocks(Block(8192, f), T, (dp, n / dp), axes, C, W)  # type: ignore[arg-type]
+    clocks = mixed_clocks(LayerSizes(8192, f), T, (dp, n / dp), axes, C, W)  # type: ignore[arg-type]
     assert clocks.ratio == pytest.approx(1)
 
 
@@ -68,7 +68,7 @@ def test_no_other_mix_communicates_less_than_the_best(doublings: int, C: float, 
     best = mixed_best_dp(T, f, n, axes)
 
     def network(dp: float) -> float:
-        return mixed_clocks(Block(8192, f), T, (dp, n / dp), axes, C, W).network  # type: ignore[arg-type]
+        return mixed_clocks(LayerSizes(8192, f), T, (dp, n / dp), axes, C, W).network  # type: ignore[arg-type]
 
     assert network(best) <= network(2.0**doublings) * (1 + 1e-12)
 
@@ -81,13 +81,13 @@ def test_without_overlap_the_mixed_floor_is_four_times_as_high():
 def test_at_the_expert_width_the_network_is_just_hidden(e: int, k: int):
     fabric = Fabric(8, 1e30, 400e9)
     f = expert_width(990e12 / fabric.egress, e, fabric.G, k)
-    ratio = expert_clocks(Block(7168, f, 256, k), 1e6, e, 990e12, fabric).ratio  # type: ignore[arg-type]
+    ratio = expert_clocks(LayerSizes(7168, f, 256, k), 1e6, e, 990e12, fabric).ratio  # type: ignore[arg-type]
     assert isclose(ratio, 1, rel_tol=1e-9)
 
 
 def test_experts_inside_one_domain_wait_for_its_own_links_only():
     fabric = Fabric(8, 450e9, 400e9)
-    clocks = expert_clocks(Block(4096, 2048, 64, 2), 1e6, 4, 1e15, fabric)
+    clocks = expert_clocks(LayerSizes(4096, 2048, 64, 2), 1e6, 4, 1e15, fabric)
     assert clocks.network == pytest.approx(4 * 1e6 * 4096 * 3 / (4 * 450e9) * 2 / 4)
     with pytest.raises(UsageError, match="inside one domain"):
         expert_width(2475, 8, 8, 2)

@@ -29,7 +29,13 @@ from worked import (
 from phalanx.catalog import load
 from phalanx.core.layout import Layout
 from phalanx.cost.collectives import Level, gather_bandwidth
-from phalanx.cost.roofline import Block, block_of, domain_weights_floor, tensor_limit, weights_floor
+from phalanx.cost.roofline import (
+    LayerSizes,
+    block_of,
+    domain_weights_floor,
+    tensor_limit,
+    weights_floor,
+)
 from phalanx.cost.state import BOOK_ADAM, largest_model
 
 ICI = 2 * V5P.domain.link.bandwidth
@@ -134,7 +140,7 @@ def test_deepseeks_narrow_experts_hide_two_nodes_of_ep_but_not_eight():
 
 
 def test_sparse_models_need_e_over_k_more_tokens():
-    dense, sparse = Block(2880, 2880), Block(2880, 2880, 128, 4)
+    dense, sparse = LayerSizes(2880, 2880), LayerSizes(2880, 2880, 128, 4)
     assert weights_floor(OUT, sparse.sparsity) == 32 * weights_floor(OUT, dense.sparsity)
 
 
