@@ -111,7 +111,7 @@ _TEXTS: Mapping[str, str] = {
     ),
     "train --dry-run": (
         "schema layout ranks stages micro_batches parameters tokens_per_step steps tokens corpus "
-        "corpus_tokens notes resumes"
+        "corpus_tokens needed_bytes free_bytes notes resumes"
     ),
     "models": " ".join(
         [

@@ -70,6 +70,8 @@ _BYTES = (
     Quantity("peak_bytes", "bytes", "what the worst rank holds at its worst moment"),
     Quantity("capacity_bytes", "bytes", "of one device that may be used"),
     Quantity("memory_bytes", "bytes", "of a device, or of all devices of a cluster"),
+    Quantity("needed_bytes", "bytes", "that a run needs of this machine"),
+    Quantity("free_bytes", "bytes", "that this machine has free"),
     Quantity("by_class", "{class: bytes}", "peak_bytes by what they are kept for"),
     Quantity("bytes", "bytes", "of the full vector: reduced, gathered, or sent"),
     Quantity("bytes_per_rank", "bytes", "that one rank sends for one message"),

@@ -129,12 +129,27 @@ def launch(
     require_torch()
     keep_socket_paths_short()
     multiprocessing.set_forkserver_preload(list(PRELOAD))  # no matter if it runs already
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return _supervised(entry, args, ranks, on_stop)
+        except StartError as error:
+            on_event(f"starting {ranks} ranks once more: {str(error).splitlines()[0]}")
+    return _supervised(entry, args, ranks, on_stop)
+
+
+def _supervised(
+    entry: Callable[..., int],
+    args: tuple[Any, ...],
+    ranks: int,
+    on_stop: Callable[[], None] | None,
+) -> int:
     from phalanx.trainer.run.supervise import supervise
 
-    with leaving_main_alone():
-        for _ in range(ATTEMPTS - 1):
-            try:
-                return supervise(entry, args, ranks, on_stop)
-            except StartError as error:
-                on_event(f"starting {ranks} ranks once more: {str(error).splitlines()[0]}")
-        return supervise(entry, args, ranks, on_stop)
+    try:
+        with leaving_main_alone():
+            return supervise(entry, args, ranks, on_stop)
+    except (EOFError, ConnectionError) as error:  # the clean process is gone
+        raise PhalanxError(
+            "the process that ranks are forked from has ended, as it does when memory runs out; "
+            "see what ulimit -v and free say"
+        ) from error

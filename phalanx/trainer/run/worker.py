@@ -28,6 +28,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from phalanx.core.errors import PhalanxError, RankLeftError, StartError
 from phalanx.trainer.parallel.mesh import group_timeout
 from phalanx.trainer.run.cores import num_threads
+from phalanx.trainer.run.room import ran_out
 
 FIRST_FAILURE = "first-failure.json"
 PEER_GRACE_SECONDS = 3.0  # for ranks whose neighbour has failed to notice it by themselves
@@ -235,10 +236,13 @@ def leave_a_note(error: BaseException) -> bool:
 def describe(error: BaseException) -> str | None:
     """An error that a user can mend, as one line; None for a mistake of ours, which is a crash.
 
-    Besides our own errors these are refusals of the system: no such file, no permission, no room.
+    Besides our own errors these are refusals of the system: no such file, no permission, no room
+    on the disk or in memory.
     """
     if isinstance(error, PhalanxError):
         return str(error)
+    if short_of_memory := ran_out(error):
+        return short_of_memory
     if not isinstance(error, OSError) or error.strerror is None:
         return None
     if error.filename is not None:

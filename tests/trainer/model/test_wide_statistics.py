@@ -16,7 +16,7 @@ from phalanx.core.run import Recipe
 from phalanx.trainer.model.batch import MicroBatch
 from phalanx.trainer.model.experts import Router
 from phalanx.trainer.model.layers import LayerNorm, RMSNorm, rotary_angles, rotate
-from phalanx.trainer.model.loss import IGNORED, Slice, token_losses
+from phalanx.trainer.model.loss import IGNORED, VocabSlice, token_losses
 from phalanx.trainer.ops.flash import Attended, Block, attend_block, merge
 from phalanx.trainer.ops.kernels import attention
 from phalanx.trainer.parallel.comm import Group, Ledger
@@ -194,7 +194,7 @@ def test_the_loss_over_a_large_vocabulary_is_that_of_its_definition(scale: float
     logits = (drawn(16, vocab) * scale).bfloat16().requires_grad_()
     targets = torch.arange(16) * 3_001
     targets[3] = IGNORED
-    part = Slice(0, vocab, smoothing, Group("tensor", (0,), None, Ledger()))
+    part = VocabSlice(0, vocab, smoothing, Group("tensor", (0,), None, Ledger()))
     losses = token_losses(logits, targets, part)
     wide = logits.detach().double().requires_grad_()
     exact = F.cross_entropy(wide, targets, reduction="none", label_smoothing=smoothing)
