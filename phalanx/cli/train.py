@@ -22,9 +22,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from phalanx.api.runfile import load_run
 from phalanx.cli.console import Screen, open_console
 from phalanx.cli.origin import Origin, origin_of, require_same_model
-from phalanx.cli.runfile import load_run
 from phalanx.cli.stream import report_error, restore_terminal
 from phalanx.cli.trial import describe_resume, describe_run, refuse_untrainable, show_run
 from phalanx.core.errors import PhalanxError, UsageError
@@ -250,7 +250,7 @@ def _show_dry_run(args: Namespace, origin: Origin, run: Run, room: Room) -> int:
         require_free(origin.runs, origin.name)
     facts = describe_run(run, room)
     resumed = describe_resume(run, origin)
-    facts |= {**resumed, "told": [*facts["told"], *resumed.get("told", ())]}
+    facts |= {**resumed, "notes": [*facts["notes"], *resumed.get("notes", ())]}
     if args.json:
         print(json.dumps({"schema": 1, **facts}))
     else:

@@ -67,7 +67,12 @@ def divisors(n: int) -> tuple[int, ...]:
 
 
 def shorten(values: Iterable[object], limit: int = 8) -> str:
-    """Print a list of values, cut after `limit` of them: `1, 2, 3, ...`."""
+    """Print a list of values, cut after `limit` of them: `1, 2, 3, ...`.
+
+    Args:
+        values: in the order in which they are printed.
+        limit: how many are printed.
+    """
     all_values = list(values)
     shown = ", ".join(str(v) for v in all_values[:limit])
     return shown + (", ..." if len(all_values) > limit else "")

@@ -21,6 +21,11 @@ Routing = Literal["softmax", "sigmoid"]
 class ModelShape:
     """Everything about a model that changes its parameters or its arithmetic.
 
+    Example:
+        >>> shape = ModelShape(layers=2, hidden=64, heads=4, vocab=256)
+        >>> shape.head_dim, shape.params()
+        (16, 139584)
+
     Attributes:
         name: what it is called in the catalog, or "custom".
         layers: L, number of transformer blocks.
@@ -31,19 +36,30 @@ class ModelShape:
         ffn: f, width of the MLP; 0 means 4 h for gelu, 8/3 h rounded up to 64 for swiglu.
         vocab: V, number of token ids.
         tied: the output head is the embedding, transposed.
+        norm: of the residual stream, before attention and the MLP.
+        activation: of the MLP; swiglu has three matrices, gelu two.
+        positions: rotary embeddings in attention, or a learned table.
+        rope_theta: base of the wavelengths of rotary embeddings.
+        norm_eps: added to the variance in norms.
         max_positions: rows of the learned position table.
         bias: linear layers carry a bias (GPT family), but for those of latent attention.
         qkv_bias: queries, keys and values carry a bias, whatever `bias` says (Qwen2).
         qk_norm: an RMSNorm of each query and key head before positions (Qwen3).
-        experts, top_k, shared_experts, moe_ffn, dense_layers: mixture of experts; with
-            experts 0 every layer is dense.
+        experts: E, routed experts of a layer; 0 means that every layer is dense.
+        top_k: K, routed experts that each token visits.
+        shared_experts: experts that every token visits.
+        moe_ffn: width of one expert; 0 means `ffn`.
+        dense_layers: first layers that are dense in a mixture of experts.
         routing: what makes affinities of a token's logits over the experts.
         normalised: the weights of the K chosen experts are made to sum to 1.
-        expert_groups, groups_kept: experts stand in so many equal groups, and a token chooses
-            among those of its best few groups.
+        expert_groups: equal groups that the experts stand in.
+        groups_kept: best groups among whose experts a token chooses.
         routed_scale: factor on what the routed experts add.
-        q_lora_rank, kv_lora_rank, qk_nope, qk_rope, v_head: multi-head latent attention;
-            kv_lora_rank 0 is ordinary attention.
+        q_lora_rank: width of the compressed queries of latent attention; 0 compresses none.
+        kv_lora_rank: width of the compressed keys and values; 0 is ordinary attention.
+        qk_nope: width of a latent head's query and key without positions.
+        qk_rope: width of a latent head's query and key with rotary positions.
+        v_head: width of a latent head's value.
     """
 
     name: str = "custom"

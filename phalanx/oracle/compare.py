@@ -103,7 +103,7 @@ def _see(
     )
 
 
-class Verdict(NamedTuple):
+class Judgment(NamedTuple):
     """One field of all tensors, or a number: the worst error, and what is wrong, if anything.
 
     Attributes:
@@ -120,7 +120,7 @@ class Verdict(NamedTuple):
 _Places = dict[object, list[Seen]]  # of one tensor: by stretch, what each rank that holds it saw
 
 
-def judge(seen: Iterable[Seen], limits: Sequence[StepLimits], field: str) -> Verdict:
+def judge(seen: Iterable[Seen], limits: Sequence[StepLimits], field: str) -> Judgment:
     """Put the stretches of every tensor together and compare with the reference.
 
     The stretches must cover each tensor exactly; of copies of a stretch the worst counts. A step
@@ -143,7 +143,7 @@ def judge(seen: Iterable[Seen], limits: Sequence[StepLimits], field: str) -> Ver
             worst, used = max(worst, error), max(used, share)
             if complaint:
                 complaints.append(f"step {step + 1}: {field} of {name} {complaint}")
-    return Verdict(worst, complaints, used)
+    return Judgment(worst, complaints, used)
 
 
 def _errors(places: _Places, limit: Limit) -> tuple[float, float, str]:
@@ -180,7 +180,7 @@ def _moved(places: _Places, before: _Places) -> bool:
 
 def judge_numbers(
     ours: Sequence[Sequence[float]], theirs: Sequence[float], allowed: Sequence[float], name: str
-) -> Verdict:
+) -> Judgment:
     """Compare what each rank says at each step; all must say the same.
 
     Args:
@@ -198,7 +198,7 @@ def judge_numbers(
             complaints.append(f"step {step + 1}: {name} is off by {error:.1e}")
     if any(list(values) != list(ours[0]) for values in ours):
         complaints.append(f"{name} differs between ranks")
-    return Verdict(worst, complaints, used)
+    return Judgment(worst, complaints, used)
 
 
 def _distance(mine: float, true: float) -> float:

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from phalanx.core.errors import PhalanxError, RankLeftError, StartError
+from phalanx.trainer.run.launch import leaving_main_alone
 
 Job = Callable[..., Any]
 
@@ -124,7 +125,8 @@ class RankPool:
         while len(self._workers) < ranks:
             ours, theirs = self._context.Pipe()
             process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
-            process.start()
+            with leaving_main_alone():
+                process.start()
             theirs.close()
             self._workers.append((process, ours))
 

@@ -305,7 +305,7 @@ def _conclude(
 ) -> Outcome:
     steps, limits = reference.steps, reference.limits
     seen = [item for report in reports for item in report.seen]
-    verdicts = {
+    judged = {
         "loss": judge_numbers(
             [r.losses for r in reports], [s.loss for s in steps], [s.loss for s in limits], "loss"
         ),
@@ -320,12 +320,12 @@ def _conclude(
     }
     return Outcome(
         case=case,
-        errors={name: verdict.worst for name, verdict in verdicts.items()},
+        errors={name: found.worst for name, found in judged.items()},
         complaints=[
             *reference.complaints,
-            *(text for verdict in verdicts.values() for text in verdict.complaints),
+            *(text for found in judged.values() for text in found.complaints),
         ],
         seconds=seconds,
         traffic=[r.traffic for r in reports],
-        used={name: verdict.used for name, verdict in verdicts.items()},
+        used={name: found.used for name, found in judged.items()},
     )

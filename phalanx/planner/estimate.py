@@ -10,6 +10,7 @@ from phalanx.core.estimate import Estimate, PricedMessage, Term
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe, Run
+from phalanx.cost.collectives import bytes_sent
 from phalanx.cost.flops import Utilization, utilization
 from phalanx.cost.params import copies, rank_held, stages_of_rank
 from phalanx.cost.practice import PHALANX, Practice
@@ -73,10 +74,18 @@ def answer(question: Question) -> Estimate:
         micro_batches=question.micro_batches,
         ranks=tuple(rank_bytes(question)),
         capacity=question.cluster.accelerator.memory,
-        messages=(*_messages(question, inside), *data.messages),
+        messages=tuple(map(_with_bytes_sent, (*_messages(question, inside), *data.messages))),
         spread=question.rates.spread,
         notes=tuple(_notes(question)),
     )
+
+
+def _with_bytes_sent(message: PricedMessage) -> PricedMessage:
+    """A message with what one rank sends for it."""
+    if message.collective == "send":
+        return message._replace(bytes_per_rank=message.bytes)
+    sent = bytes_sent(message.collective, message.bytes, message.ranks)
+    return message._replace(bytes_per_rank=sent)
 
 
 def step_seconds(question: Question) -> float:

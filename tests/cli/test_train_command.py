@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.api.runfile import load_run
 from phalanx.cli.main import main
-from phalanx.cli.runfile import load_run
 from phalanx.core.layout import Layout
 
 RUN = """

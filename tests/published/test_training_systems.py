@@ -4,12 +4,13 @@ They are compared as printed: to the digits the document shows.
 """
 
 import pytest
+from formulas import paper_first_stage_bytes
 
 from phalanx.catalog import load
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.recompute import FULL, SELECTIVE
-from phalanx.cost.activations import paper_first_stage_bytes, paper_layer_bytes
+from phalanx.cost.activations import paper_layer_bytes
 from phalanx.cost.collectives import bytes_sent
 from phalanx.cost.flops import (
     attention_flops_per_token,

@@ -15,7 +15,7 @@ from phalanx.trainer.model.experts import Router
 from phalanx.trainer.parallel.mesh import Mesh
 
 
-class Load(NamedTuple):
+class ExpertLoad(NamedTuple):
     """How evenly experts were used in a step, in the worst layer of those that this rank holds.
 
     Attributes:
@@ -48,7 +48,7 @@ class Balancer:
         self.speed, self.mesh = speed, mesh
         for router in self.routers:
             router.place(mesh.device)
-        self.load = Load()
+        self.load = ExpertLoad()
         self._visits: list[Tensor] = []
 
     def reduce(self) -> None:
@@ -62,7 +62,7 @@ class Balancer:
         self._visits = list(visits)
         total = visits.sum(1).clamp(min=1)
         busiest = (visits.amax(1) * visits.shape[1] / total).max()
-        self.load = Load(busiest.item(), (dropped / total).max().item())
+        self.load = ExpertLoad(busiest.item(), (dropped / total).max().item())
 
     def move(self) -> None:
         """Move the biases by what `reduce` found."""

@@ -16,7 +16,7 @@ from phalanx.trainer.model.loss import ChunkedLoss, VocabSlice, token_losses
 from phalanx.trainer.model.parameters import Declared
 from phalanx.trainer.ops.autograd import apply
 from phalanx.trainer.parallel.tensor import TensorParallel
-from phalanx.trainer.precision.product import PLAIN, Product
+from phalanx.trainer.precision.product import PLAIN, Multiplier
 
 
 class EmbeddingTable(Declared):
@@ -32,7 +32,7 @@ class EmbeddingTable(Declared):
         super().__init__(name)
         self.declare("weight", (shape.vocab, shape.hidden), tp_dim=0)
         self.bias: nn.Parameter | None = None
-        self.product: Product = PLAIN  # low precision holds no vocabulary
+        self.product: Multiplier = PLAIN  # low precision holds no vocabulary
         self.first, self.rows = share(shape.vocab, tp.group.size, tp.group.index)
 
 

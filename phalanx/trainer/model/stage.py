@@ -20,7 +20,7 @@ from phalanx.trainer.model.batch import MicroBatch
 from phalanx.trainer.model.block import Block
 from phalanx.trainer.model.ends import Embedding, EmbeddingTable, Head
 from phalanx.trainer.model.experts import Experts, Router
-from phalanx.trainer.model.parameters import Declaration, Held, Share, declared_in
+from phalanx.trainer.model.parameters import Declaration, OwnedParameter, Share, declared_in
 from phalanx.trainer.parallel.comm import Group
 from phalanx.trainer.parallel.data import Reducer, ShardedUnit
 from phalanx.trainer.parallel.expert import ExpertParallel
@@ -300,7 +300,7 @@ class _UnitMaker:
                 ]
         return tuple(unit for module in modules for unit in self.made[module])
 
-    def _make(self, held: list[Held], *, counted: bool) -> ShardedUnit:
+    def _make(self, held: list[OwnedParameter], *, counted: bool) -> ShardedUnit:
         name, mesh = _unit_name(held[0].declaration), self.mesh
         partitions = ZeroPolicy.of(mesh.layout).partitions
         of_experts = held[0].declaration.expert_dim is not None
@@ -327,9 +327,9 @@ def _share(group: Group) -> Share:
     return Share(group.size, group.index)
 
 
-def _shared_and_experts(held: Iterable[Held]) -> list[list[Held]]:
+def _shared_and_experts(held: Iterable[OwnedParameter]) -> list[list[OwnedParameter]]:
     """Parameters that all data-parallel ranks hold, and those of experts."""
-    groups: dict[bool, list[Held]] = {False: [], True: []}
+    groups: dict[bool, list[OwnedParameter]] = {False: [], True: []}
     for one in held:
         groups[one.declaration.expert_dim is not None].append(one)
     return [group for group in groups.values() if group]

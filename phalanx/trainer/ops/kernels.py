@@ -1,6 +1,7 @@
 """Operations that torch does slowly or coarsely on a CPU. On a GPU its own are used.
 
-`benchmarks/gemm_share.py` measures what they gain; see docs/decisions/0006-products-on-cpu.md.
+`benchmarks/gemm_share.py` measures what they gain; the reasons are in
+docs/decisions/0006-faster-than-torch-on-cpu.md.
 """
 
 from collections.abc import Sequence

@@ -24,7 +24,7 @@ from phalanx.trainer.engine.weight_gradients import WeightGradients
 from phalanx.trainer.ops.autograd import apply
 from phalanx.trainer.parallel.comm import Group, Pending
 from phalanx.trainer.parallel.sequence import CutSequence, fill, part_of
-from phalanx.trainer.precision.product import Gradient, Operand, Plain, Product, Products, plain
+from phalanx.trainer.precision.product import Gradient, Multiplier, Operand, Plain, Products, plain
 
 
 class Linear(Protocol):
@@ -32,7 +32,7 @@ class Linear(Protocol):
 
     weight: nn.Parameter
     bias: nn.Parameter | None
-    product: Product
+    product: Multiplier
 
 
 class TensorParallel(CutSequence):
@@ -128,7 +128,7 @@ class _Columns(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, tp: TensorParallel, products: list[Product], x: Tensor, *weights: Tensor
+        ctx: Any, tp: TensorParallel, products: list[Multiplier], x: Tensor, *weights: Tensor
     ) -> tuple[Tensor, ...]:
         mine = products[0].input(x)
         whole, parts = tp.gather_parts(mine, "tp input")
@@ -148,7 +148,7 @@ class _Columns(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        tp, products = cast(TensorParallel, ctx.tp), cast(list[Product], ctx.products)
+        tp, products = cast(TensorParallel, ctx.tp), cast(list[Multiplier], ctx.products)
         data, scale, *weights = ctx.saved_tensors
         rows = [p.gradient(g.flatten(0, -2)) for p, g in zip(products, grads, strict=True)]
         work = _ColumnsWork(tp, ctx.parameters, products, Operand(data, scale), rows)
@@ -166,7 +166,7 @@ class _Columns(torch.autograd.Function):
 class _Factors(NamedTuple):
     """Of a sum of products: how each is computed, its rows and its matrix."""
 
-    products: Sequence[Product]
+    products: Sequence[Multiplier]
     rows: Sequence[Operand]
     matrices: Sequence[Operand]
 
@@ -178,7 +178,7 @@ class _ColumnsWork:
         self,
         tp: TensorParallel,
         weights: tuple[Tensor, ...],
-        products: Sequence[Product],
+        products: Sequence[Multiplier],
         x: Operand,
         rows: Sequence[Gradient],
     ) -> None:
@@ -241,7 +241,7 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, gradients: WeightGradients, product: Product, x: Tensor, weight: Tensor
+        ctx: Any, gradients: WeightGradients, product: Multiplier, x: Tensor, weight: Tensor
     ) -> Tensor:
         mine, matrix = product.input(x), product.weight(weight)
         ctx.gradients, ctx.product = gradients, product
@@ -251,7 +251,7 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        product = cast(Product, ctx.product)
+        product = cast(Multiplier, ctx.product)
         data, scale, weight = ctx.saved_tensors
         g = product.gradient(grads[0].flatten(0, -2))
         dx = product.input_gradient(g.for_input, product.weight(weight, ctx.scale))
@@ -262,7 +262,7 @@ class _Rows(torch.autograd.Function):
 class _ProductInParts:
     """What `_RowsInParts` has prepared and `_SummedParts` multiplies."""
 
-    def __init__(self, tp: TensorParallel, product: Product) -> None:
+    def __init__(self, tp: TensorParallel, product: Multiplier) -> None:
         self.tp, self.product = tp, product
         self.x: Operand | None = None
         self.matrix: Operand | None = None
@@ -296,7 +296,7 @@ class _RowsInParts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        tp, product = cast(TensorParallel, ctx.tp), cast(Product, ctx.product)
+        tp, product = cast(TensorParallel, ctx.tp), cast(Multiplier, ctx.product)
         data, scale, weight = ctx.saved_tensors
         whole, parts = tp.gather_parts(Operand(grads[0]), "tp output gradient")
         matrix = product.weight(weight, ctx.scale)
@@ -335,7 +335,7 @@ class _SummedParts(torch.autograd.Function):
 class _RowsWork:
     """The gradient of a matrix cut by rows: g^T x."""
 
-    def __init__(self, weight: Tensor, product: Product, x: Operand, g: Operand) -> None:
+    def __init__(self, weight: Tensor, product: Multiplier, x: Operand, g: Operand) -> None:
         self.weights, self.product, self.x, self.g = (weight,), product, x, g
 
     def start(self) -> None:

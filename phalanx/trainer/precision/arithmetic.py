@@ -18,7 +18,7 @@ from phalanx.trainer.precision.history import AmaxHistory
 from phalanx.trainer.precision.multiply import emulated, has_native_products, native
 from phalanx.trainer.precision.nvfp4 import Nvfp4
 from phalanx.trainer.precision.per_tensor import Current, PerTensor
-from phalanx.trainer.precision.product import MatrixCut, Product, Products, plain
+from phalanx.trainer.precision.product import MatrixCut, Multiplier, Products, plain
 
 RECIPES = {
     "fp8": "FP8, delayed scaling",
@@ -55,7 +55,7 @@ def choose(precision: Dtypes, mesh: Mesh) -> Arithmetic:
     fast = per_tensor and has_native_products(mesh.device) and precision.rest != "fp64"
     multiply = native(precision.compute) if fast else emulated(precision.compute)
     parts = _Parts(mesh)
-    makers: dict[str, Callable[[str, MatrixCut], Product]] = {
+    makers: dict[str, Callable[[str, MatrixCut], Multiplier]] = {
         "fp8": lambda name, _: PerTensor(*history.of(name), multiply),
         "fp8-current": lambda _, cut: PerTensor(*_currents(parts.of(cut)), multiply),
         "fp8-block": lambda *_: Blocks(128, True, torch.float32, precision.compute),

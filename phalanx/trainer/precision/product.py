@@ -1,7 +1,7 @@
 """The seam behind which a matrix product chooses its number format and its kernel.
 
 A projection y = x w^T is three products: itself, dx = g w and dw = g^T x for g, the gradient of
-y. Each of them reads two operands. A `Product` says how a tensor becomes an operand, and how two
+y. Each of them reads two operands. A `Multiplier` says how a tensor becomes an operand, and how two
 operands multiply; what is cut, gathered and saved between them is `trainer/parallel/tensor.py`'s.
 """
 
@@ -37,7 +37,7 @@ class Gradient(NamedTuple):
     for_weight: Operand
 
 
-class Product(Protocol):
+class Multiplier(Protocol):
     """How one projection multiplies. Within a step it says the same thing twice alike."""
 
     def input(self, x: Tensor) -> Operand:
@@ -94,10 +94,10 @@ class Plain:
 
 PLAIN = Plain()
 Products = Callable[
-    [str, MatrixCut], Product
+    [str, MatrixCut], Multiplier
 ]  # how the projection of this name, cut so, multiplies
 
 
-def plain(name: str, cut: MatrixCut) -> Product:
+def plain(name: str, cut: MatrixCut) -> Multiplier:
     """Every projection multiplies in the dtype of computation."""
     return PLAIN

@@ -9,8 +9,11 @@ import importlib.util
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
+from types import ModuleType
 from typing import Any
 
 from phalanx.core.errors import PhalanxError, StartError
@@ -81,6 +84,22 @@ def _forkserver_pid() -> int | None:
     return pid
 
 
+@contextmanager
+def leaving_main_alone() -> Iterator[None]:
+    """Start processes that do not run the caller's script again.
+
+    multiprocessing imports the main module in every process that it starts, in case the function
+    to be called lives there. Ours live in modules of their own; a script that trains without
+    `if __name__ == "__main__"` would otherwise start ranks in every rank.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
 def launch(
     entry: Callable[..., int],
     args: tuple[Any, ...],
@@ -127,7 +146,8 @@ def _supervised(
     from phalanx.trainer.run.supervise import supervise
 
     try:
-        return supervise(entry, args, ranks, on_stop)
+        with leaving_main_alone():
+            return supervise(entry, args, ranks, on_stop)
     except (EOFError, ConnectionError) as error:  # the clean process is gone
         raise PhalanxError(
             "the process that ranks are forked from has ended, as it does when memory runs out; "

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from phalanx.api.runfile import default_layout, load_run
 from phalanx.catalog import load
-from phalanx.cli.runfile import default_layout, load_run
 from phalanx.core.errors import RefusedError, UsageError
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
@@ -138,7 +138,7 @@ def test_a_model_in_a_file_of_its_own_survives_its_run_file(tmp_path: Path) -> N
         (["recipe.stpes=3"], "did you mean steps"),
         (["recpie.steps=3"], "did you mean recipe"),
         (["layout.shedule=gpipe"], "did you mean schedule"),
-        (["layout.schedule=zigzag"], "schedule can be"),
+        (["layout.schedule=zigzag"], "unknown schedule"),
         (["model.name=llama-3.1-8bb"], "did you mean llama-3.1-8b"),
         (["recipe.steps=many"], "a whole number"),
         (["steps=3"], "write section.key=value"),

@@ -12,6 +12,7 @@ from phalanx.core.errors import RefusedError, UsageError, unknown
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Run
+from phalanx.schedules.registry import find_schedule
 
 CPU_RANKS = 4  # enough to cut along two axes, and no more than a laptop can bear
 
@@ -41,6 +42,32 @@ def load_run(
         RefusedError: the layout is for another number of ranks.
     """
     tables = read_tables(path) if path is not None else {}
+    return resolve_run(tables, layout, ranks, sets, data, gpus)
+
+
+def resolve_run(
+    tables: Tables,
+    layout: str | None = None,
+    ranks: int | None = None,
+    sets: Sequence[str] = (),
+    data: str | None = None,
+    gpus: Callable[[], int] = lambda: 0,
+) -> Run:
+    """Resolve the tables of a run file; see `load_run`.
+
+    Args:
+        tables: as TOML gives them; they are not changed.
+        layout: a whole layout line, instead of that of the tables.
+        ranks: how many; where nobody gives a layout, `default_layout` cuts them.
+        sets: `section.key=value` each, over everything else.
+        data: a corpus, instead of that of the tables.
+        gpus: how many this machine has; asked only where nobody gives a layout.
+
+    Raises:
+        UsageError: an unknown key; a value of the wrong kind.
+        RefusedError: the layout is for another number of ranks.
+    """
+    tables = {name: dict(t) if isinstance(t, Mapping) else t for name, t in tables.items()}
     if layout is not None:
         tables["layout"] = layout
     if data is not None:
@@ -68,6 +95,11 @@ def default_layout(ranks: int, run: Run, on_gpus: bool) -> dict[str, Any]:
     Data parallelism costs one reduction a step, so it takes what divides the batch, then tensor
     parallelism what divides the heads, then the pipeline the rest. Four ranks on a CPU are cut
     pp=2 tp=2 instead: little is lost there, and the machinery is seen at work.
+
+    Args:
+        ranks: how many.
+        run: whose heads and batch are to be cut.
+        on_gpus: whether each rank has a GPU.
     """
     heads = gcd(run.model.heads, run.model.kv_heads)
     if ranks == CPU_RANKS and not on_gpus and run.model.layers > 1 and heads % 2 == 0:
@@ -105,9 +137,10 @@ def _without_layout(tables: Tables) -> Run:
 
 
 def _layout(words: Tables) -> Layout:
-    """A layout whose file of a schedule, if it names one, is found from anywhere."""
+    """A layout whose schedule exists; a file of one is found from anywhere."""
     layout = Layout.from_mapping(words)
     if not layout.schedule.endswith(".csv"):
+        find_schedule(layout.schedule)
         return layout
     return replace(layout, schedule=_whole(layout.schedule))
 
