@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read our output has seen enough
         lose(sys.stdout)
         return 0
-    except (PhalanxError, KeyboardInterrupt, ModuleNotFoundError, OSError, MemoryError) as error:
+    except (PhalanxError, KeyboardInterrupt, ImportError, OSError, MemoryError) as error:
         told = _explain(error)
         if told is None:
             raise
@@ -77,11 +77,16 @@ def _explain(error: BaseException) -> tuple[str, int] | None:
             return "interrupted", INTERRUPTED_BY_USER
         case ModuleNotFoundError(name=str(name)) if name.partition(".")[0] in TRAINING_PACKAGES:
             return f"this needs {name}: pip install 'phalanx[train]'", 1
-        case MemoryError():
+        case MemoryError() | ImportError() if _lacks_memory(error):
             return "memory ran out; see what ulimit -v and free say", 1
         case OSError(strerror=str(reason)) if error.filename is not None or error.errno in RAN_OUT:
             return f"{error.filename or 'the system'}: {reason}", 1
     return None
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    """Whether memory ran out, for values or for the code of a library."""
+    return isinstance(error, MemoryError) or "failed to map segment" in str(error)
 
 
 def _require_text(words: list[str]) -> None:

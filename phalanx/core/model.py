@@ -9,6 +9,7 @@ from math import inf
 from typing import Literal
 
 from phalanx.core.errors import UsageError
+from phalanx.core.operators import blocks, describe, elements
 
 Norm = Literal["rmsnorm", "layernorm"]
 Activation = Literal["swiglu", "gelu"]
@@ -236,64 +237,24 @@ class ModelShape:
         """Number of layers with experts; the first `dense_layers` have none."""
         return self.layers - self.dense_layers if self.is_moe else 0
 
-    def attention_params(self) -> int:
-        """Parameters of one attention sub-layer: projections, biases, norms of q and k."""
-        h, a, g, d = self.hidden, self.heads, self.kv_heads, self.head_dim
-        if self.is_mla:
-            return self._latent_attention_params()
-        biases = self.has_qkv_bias * (a + 2 * g) * d + self.bias * h
-        return h * d * (2 * a + 2 * g) + biases + (2 * d if self.qk_norm else 0)
-
-    def _latent_attention_params(self) -> int:
-        """DeepSeek-V2 (arXiv:2405.04434), section 2.1: low-rank q and joint low-rank kv."""
-        h, a = self.hidden, self.heads
-        qk, r_q, r_kv = self.qk_nope + self.qk_rope, self.q_lora_rank, self.kv_lora_rank
-        query = h * r_q + r_q + r_q * a * qk if r_q else h * a * qk
-        key_value = h * (r_kv + self.qk_rope) + r_kv + r_kv * a * (self.qk_nope + self.v_head)
-        return query + key_value + a * self.v_head * h
-
-    def mlp_params(self, width: int | None = None) -> int:
-        """Parameters of one MLP of the given width (default f): 3 h f gated, 2 h f plain."""
-        f = self.ffn if width is None else width
-        matrices = 3 if self.activation == "swiglu" else 2
-        biases = ((matrices - 1) * f + self.hidden) if self.bias else 0
-        return matrices * self.hidden * f + biases
-
-    def norm_params(self) -> int:
-        """Parameters of one normalization: a scale, and a shift for layernorm."""
-        return self.hidden * (2 if self.norm == "layernorm" else 1)
-
-    def layer_params(self, layer: int) -> int:
-        """Parameters of block `layer` (from 0): attention, MLP or experts, two norms."""
-        return self._block_params(layer, self.experts)
-
-    def layer_active_params(self, layer: int) -> int:
-        """Parameters of block `layer` that one token uses."""
-        return self._block_params(layer, self.top_k)
-
-    def _block_params(self, layer: int, experts: int) -> int:
-        common = self.attention_params() + 2 * self.norm_params()
-        if not self.routes(layer):
-            return common + self.mlp_params()
-        router = self.hidden * self.experts
-        each = self.mlp_params(self.expert_width)
-        return common + router + (experts + self.shared_experts) * each
-
     def embedding_params(self) -> int:
         """Parameters before the first block: token table and learned positions."""
-        table = self.max_positions * self.hidden if self.positions == "learned" else 0
-        return self.vocab * self.hidden + table
+        return elements(describe(self).embedding)
 
     def head_params(self) -> int:
         """Parameters after the last block, without a tied head: final norm and projection."""
-        return self.norm_params() + (0 if self.tied else self.vocab * self.hidden)
+        tied = self.vocab * self.hidden if self.tied else 0
+        return elements(describe(self).head) - tied
 
     def params(self) -> int:
         """Total parameters; a tied table counts once."""
-        blocks = sum(self.layer_params(i) for i in range(self.layers))
-        return self.embedding_params() + blocks + self.head_params()
+        return self._params_with(self.experts)
 
     def active_params(self) -> int:
         """Parameters that one token uses: equal to `params` for a dense model."""
-        blocks = sum(self.layer_active_params(i) for i in range(self.layers))
-        return self.embedding_params() + blocks + self.head_params()
+        return self._params_with(self.top_k)
+
+    def _params_with(self, experts: int) -> int:
+        """Total parameters, of so many experts in each layer."""
+        inner = sum(count * elements(block, experts) for block, count in blocks(self))
+        return self.embedding_params() + inner + self.head_params()

@@ -1,6 +1,6 @@
 """Which kernels a rank runs for one micro-batch: of a block, of the embedding, of the head.
 
-Each operator of `cost/operators.py` becomes kernels of this rank's size, by its share of tokens and
+Each operator of `core/operators/` becomes kernels of this rank's size, by its share of tokens and
 of channels.
 
 Symbols: T tokens of the micro-batch on one rank, s sequence length, E experts, K experts per token,
@@ -14,8 +14,7 @@ import numpy as np
 
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
-from phalanx.cost.compute import Product, Scores, Sweep, Work
-from phalanx.cost.operator import (
+from phalanx.core.operator import (
     AttentionCore,
     CrossEntropy,
     MatrixProduct,
@@ -25,7 +24,8 @@ from phalanx.cost.operator import (
     Tokens,
     Width,
 )
-from phalanx.cost.operators import describe
+from phalanx.core.operators import describe
+from phalanx.cost.compute import Product, Scores, Sweep, Work
 from phalanx.cost.params import expert_tp
 from phalanx.cost.practice import Practice
 

@@ -94,7 +94,7 @@ def _gone(saved: tuple[Saved, ...], layout: Layout) -> float:
     parts = layout.recompute.parts
     if "operators" in parts:
         return _gone_by_operator(saved, layout)
-    return bytes_per_token([item for item in saved if item.let_go & parts], layout)
+    return bytes_per_token([item for item in saved if item.freed_by & parts], layout)
 
 
 def _gone_by_operator(saved: tuple[Saved, ...], layout: Layout) -> float:

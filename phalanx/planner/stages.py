@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from phalanx.core.message import Collective
 from phalanx.core.model import ModelShape
+from phalanx.core.operators import describe
 from phalanx.core.recompute import NONE
 from phalanx.cost.blocks import HALF, Slice, block_work, embedding_work, head_work
 from phalanx.cost.compute import Cost, Passes, Product, Work, again, total
-from phalanx.cost.operators import describe
 from phalanx.cost.params import block_held, copies, embedding_held, head_held, stage_layers
 from phalanx.cost.roofline import expected_ranks
 from phalanx.cost.wires import Group, Links, links, seconds

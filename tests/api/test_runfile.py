@@ -219,3 +219,18 @@ def test_a_folder_of_weights_says_what_the_model_is():
 def test_what_contradicts_a_folder_of_weights_is_refused(change: str, message: str):
     with pytest.raises(UsageError, match=message):
         load_run(sets=[f"model.weights={WEIGHTS}", change], layout="dp=1")
+
+
+def test_a_run_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(FILE, encoding="utf-8-sig")
+    assert load_run(tmp_path / "run.toml").recipe.steps == 7
+
+
+def test_a_folder_whose_name_is_not_utf_8_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bad\udcff").mkdir()
+    (tmp_path / "bad\udcff" / "book.txt").write_text("text")
+    monkeypatch.chdir(tmp_path / "bad\udcff")
+    with pytest.raises(UsageError, match="is not text in UTF-8; rename its folder"):
+        load_run(data="book.txt")

@@ -108,7 +108,7 @@ def hidden_13b_step() -> float:
     return (LLAMA_13B_PARAMS * BOOK_ADAM.total + matmul_output_bytes(LLAMA_13B, 3e6)) / 4096
 
 
-LLAMA_13B_PARAMS = LLAMA_13B.params() - LLAMA_13B.norm_params() * (2 * LLAMA_13B.layers + 1)
+LLAMA_13B_PARAMS = LLAMA_13B.params() - LLAMA_13B.hidden * (2 * LLAMA_13B.layers + 1)
 LAYER_70B = Layout(tp=8, sp=False)
 TP_70B = Layout(tp=8)
 NO_CUT = Layout()
@@ -142,8 +142,8 @@ TPU: dict[str, Callable[[], Value]] = {
     "mixed.ratio_check": lambda: mixed_ratio(99.2 * 64, F_MIXED, 64, RIDGE),
     "mixed.crossover_B_16cube": lambda: 4096 * mixed_floor(F_MIXED, RIDGE, Axes(2, 1)),
     "dcn.alpha": lambda: V5P_PEAK / DCN,
-    "q1.ffw": lambda: LLAMA_13B.layers * LLAMA_13B.mlp_params(),
-    "q1.attn": lambda: LLAMA_13B.layers * LLAMA_13B.attention_params(),
+    "q1.ffw": lambda: LLAMA_13B.layers * 3 * LLAMA_13B.hidden * LLAMA_13B.ffn,
+    "q1.attn": lambda: LLAMA_13B.layers * 4 * LLAMA_13B.hidden**2,
     "q1.vocab": lambda: 2 * LLAMA_13B.embedding_params(),
     "q1.total": lambda: LLAMA_13B_PARAMS,
     "q2.params_bytes": lambda: LLAMA_13B_PARAMS * BOOK_ADAM.weights,

@@ -152,7 +152,7 @@ def test_a_recipe_changes_the_products_of_blocks_and_nothing_else():
 def test_the_choice_is_told():
     mesh = build_mesh(Layout(), CPU)
     assert choose(Dtypes.named("bf16", CPU), mesh).description == ""
-    told = choose(Dtypes.named("fp8-block+fp32", CPU), mesh).told
+    told = choose(Dtypes.named("fp8-block+fp32", CPU), mesh).description
     assert told == "FP8, a scale for each 1 x 128 or 128 x 128, emulated exactly; fp32 elsewhere"
 
 

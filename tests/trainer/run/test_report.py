@@ -1,5 +1,7 @@
 import json
 import math
+import re
+from pathlib import Path
 
 import pytest
 
@@ -69,3 +71,19 @@ def test_a_token_of_four_bytes_carries_a_quarter_of_its_bits_per_byte() -> None:
 @pytest.mark.parametrize("unknown", [0.0, math.nan])
 def test_without_a_known_text_there_are_no_bits_per_byte(unknown: float) -> None:
     assert summary(bytes_per_token=unknown).bits_per_byte(1.0) is None
+
+
+def documented(heading: str) -> set[str]:
+    """Fields that a section of the page about run folders describes."""
+    page = (Path(__file__).parents[3] / "docs" / "run_directory.md").read_text()
+    section = page.partition(f"## `{heading}`")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+
+
+def test_every_field_of_the_metrics_is_documented_and_no_other() -> None:
+    assert documented("metrics.jsonl") == set(metrics().to_json())
+
+
+def test_every_field_of_the_summary_is_documented_and_no_other() -> None:
+    assert documented("summary.json") == set(summary().to_json())

@@ -1,17 +1,13 @@
 """What an operator of a model says about itself, without knowing how a layout cuts it.
 
-The list of all operators is in `cost/operators.py`.
+The list of all operators is in `core/operators/`.
 
 Symbols: h hidden, t tp.
 """
 
 from dataclasses import dataclass
 from math import prod
-from typing import Literal, NamedTuple
-
-import numpy as np
-
-from phalanx.cost.table import Floats, Integers
+from typing import Any, Literal, NamedTuple
 
 # Whose tokens an operator sees: all of the rank's part of a sequence; under sp only 1/t of them;
 # or those of experts, which programs cut as they cut the experts.
@@ -23,7 +19,7 @@ Format = Literal["activation", "operand", "both", "fp32", "statistics", "angles"
 # What recomputation may repeat by itself; see `core.recompute.PARTS`.
 Part = Literal["block", "core", "norms", "mlp", "activation", "latent", "experts"]
 # Where the gradient of a parameter that every rank holds whole is only a part of the sum.
-Partial = Literal["never", "sp", "tp"]
+TpReduce = Literal["never", "sp", "tp"]
 UnitName = Literal["embedding", "dense block", "routed block", "head"]
 
 
@@ -46,22 +42,24 @@ class Width(NamedTuple):
         """All of them."""
         return self.pieces * self.each
 
-    def share(self, t: Integers) -> Floats:
+    def parts(self, t: Any) -> Any:
+        """Into how many parts t ranks cut it: by arithmetic alone, so that t may be a column."""
+        one = t // t
+        return t - (t - self.pieces) * (t > self.pieces) if self.cut else one
+
+    def share(self, t: Any) -> Any:
         """Channels of one of t ranks, on average."""
-        parts = np.minimum(t, self.pieces) if self.cut else np.ones_like(t)
-        return self.channels / parts
+        return self.channels / self.parts(t)
 
-    def held(self, t: Integers, index: int = 0) -> Integers:
+    def held(self, t: Any, index: int = 0) -> Any:
         """Channels of tp rank `index` exactly; the first has the most."""
-        if not self.cut:
-            return np.full_like(t, self.channels)
-        parts = np.minimum(t, self.pieces)
-        mine = self.pieces // parts + (index * parts // t < self.pieces % parts)
-        return mine * self.each
+        parts = self.parts(t)
+        place = index * parts // t if self.cut else 0
+        return (self.pieces // parts + (place < self.pieces % parts)) * self.each
 
-    def is_shared(self, t: Integers) -> Integers:
+    def is_shared(self, t: Any) -> Any:
         """1 where several of t ranks hold the same piece, else 0."""
-        return (t > self.pieces) * np.int64(self.cut)
+        return (t > self.pieces) * int(self.cut)
 
 
 def whole(channels: int) -> Width:
@@ -75,7 +73,7 @@ class Parameter(NamedTuple):
     Attributes:
         name: in its block, as the trainer declares it; or in the model, at the ends.
         dims: its sides.
-        partial: where a rank that holds it whole has only a part of its gradient: nowhere; where
+        tp_reduce: where a rank that holds it whole has only a part of its gradient: nowhere; where
             sp cuts the tokens that it is applied to; or under every tp, since each rank applies it
             to its own heads, or learns through its part of the experts.
         experts: how many there are of it, of which ep gives each rank some; 0 if it is of no
@@ -85,7 +83,7 @@ class Parameter(NamedTuple):
 
     name: str
     dims: tuple[Width, ...]
-    partial: Partial = "never"
+    tp_reduce: TpReduce = "never"
     experts: int = 0
     again: frozenset[str] = frozenset()
 
@@ -94,10 +92,10 @@ class Parameter(NamedTuple):
         count = self.experts if experts is None else min(self.experts, experts)
         return prod(dim.channels for dim in self.dims) * (count if self.experts else 1)
 
-    def held(self, t: Integers, index: int = 0) -> Integers:
-        """Elements of tp rank `index`; of one expert, if it is of experts."""
-        whole = prod(dim.channels for dim in self.dims if not dim.cut)
-        return whole * self.cut.held(t, index) if self.cut else np.full_like(t, whole)
+    def held(self, t: Any, index: int = 0) -> Any:
+        """Elements of tp rank `index`, t one number or a column; of one expert, if of experts."""
+        sizes = [dim.held(t, index) for dim in self.dims if dim.cut]
+        return prod(dim.channels for dim in self.dims if not dim.cut) * prod(sizes) * (t // t)
 
     @property
     def cut(self) -> Width | None:
@@ -113,7 +111,7 @@ class SavedTensor(NamedTuple):
         width: elements per token.
         tokens: whose.
         format: of an element.
-        let_go: the parts of a block under whose recomputation it is not saved.
+        freed_by: the parts of a block under whose recomputation it is not saved.
         is_input: it is what whole blocks are computed again from.
         others: width in programs that give experts each rank's own tokens, if it differs.
     """
@@ -122,7 +120,7 @@ class SavedTensor(NamedTuple):
     width: Width
     tokens: Tokens = "gathered"
     format: Format = "activation"
-    let_go: frozenset[str] = frozenset()
+    freed_by: frozenset[str] = frozenset()
     is_input: bool = False
     others: int = 0
 
