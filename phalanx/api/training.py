@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from phalanx.api.names import RunLike, run_of
 from phalanx.core.run import Run
-from phalanx.cost.refusals import refuse
 from phalanx.trainer.run.launch import launch, require_torch
+from phalanx.trainer.run.limits import refuse_untrainable
 from phalanx.trainer.run.report import Silent, Summary
 from phalanx.trainer.run.rundir import RunDirectory
 
@@ -46,7 +46,7 @@ def train(run: RunLike, *, name: str = "", runs: str | Path = "runs") -> Summary
     """
     require_torch()
     resolved = run_of(run)
-    refuse(resolved)
+    refuse_untrainable(resolved)
     with RunDirectory.create(Path(runs), name) as directory:
         directory.write_run(resolved)
         launch(train_one_rank, (resolved, directory), resolved.layout.ranks)

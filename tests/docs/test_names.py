@@ -3,6 +3,7 @@
 import ast
 import re
 from collections import defaultdict
+from functools import cache
 
 import pytest
 from pages import PACKAGE, ROOT, classes, modules, pages, words_of
@@ -43,6 +44,7 @@ DYING = {
 }
 
 
+@cache
 def names() -> dict[str, list[str]]:
     """Every identifier that the package defines, with the modules that do."""
     found = defaultdict(list)
