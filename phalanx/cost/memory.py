@@ -1,47 +1,60 @@
 """How many bytes a rank needs at its worst moment, by what they are for.
 
-The moments of a backward pass compete: the loss, when the logits are alive beside every activation
-in flight; the head, when its gradient is made; the first block, with its recomputed tensors and
-gradients; the second, when the gradient of the first still travels; and the token table.
+Moments of a backward pass compete for the peak. At each, a rank holds
 
-Symbols: h hidden, f ffn width, V vocabulary, t tp, p pp.
+    moment         activations   logits               weights gathered      gradients whole
+    always         A in flight   -                    -                     -
+    forward (1)    a block, 2 S  -                    2 blocks              -
+    loss           -             peak                 head, block           left behind
+    head gradient  -             saved, the larger    head, block, S        left behind, made
+                                 of dlogits and G(head)
+    first block    R + G(x)      -                    2 blocks, table (2)   block, left behind
+    second block   R + G(x) - K  -                    2 blocks, table (2)   block, one sent
+    embedding      - stage       -                    table (2), S          table, block, made
+
+beside its weights, gradients and optimizer state, sharded by ZeRO, and messages of the pipeline.
+A activations of a micro-batch on all its stages, K of one block; R what recomputation makes again;
+G gradients; S one activation between blocks. (1) Only where activations leave the device. (2) Only
+a tied table that is embedding and head at once.
+
+Everything is a column over a table of layouts and ranks: a row may be a layout, or a pipeline rank
+of one. Symbols: h hidden, f ffn width, V vocabulary, t tp, T tokens of a micro-batch on one rank.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, reduce
 from typing import Literal, NamedTuple
+
+import numpy as np
 
 from phalanx.core.errors import UsageError
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
+from phalanx.core.precision import Precision
+from phalanx.core.recompute import MODES, NONE, SELECTIVE, Recompute
 from phalanx.core.run import Recipe
 from phalanx.cost.axes.context import held_in_backward
-from phalanx.cost.params import (
-    Held,
-    block_held,
-    copies,
-    rank_held,
-    stage_layers,
-    stages_of_rank,
-    table_held,
-)
+from phalanx.cost.params import copies
+from phalanx.cost.precision import as_operands
+from phalanx.cost.ranks import ParameterCounts, PipelineRanks, ranks_of
 from phalanx.cost.saved import (
     FP32,
     OURS,
     Saved,
     Stack,
     block_saved,
-    bytes_per_token,
     head_saved,
     kept,
     mlp_saved,
 )
 from phalanx.cost.state import StateBytes
-from phalanx.schedules.placement import placement
+from phalanx.cost.table import Column, Table
 
 BF16 = 2
-Moment = Literal["forward", "loss", "backward"]
+SCORE_GRADIENTS = 2  # of the softmax and of what dropout left of it, while they are differentiated
+MomentName = Literal["forward", "loss", "backward"]
+CLASSES = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "reserve")
 
 # bytes of an element in products, of a master weight, of both moments
 _WIDTHS = {
@@ -52,74 +65,98 @@ _WIDTHS = {
 }
 
 
-@dataclass(frozen=True)
-class RankMemory:
-    """Bytes of one rank at its worst moment.
+class Moment(NamedTuple):
+    """What is alive at one moment beside the state and the activations in flight.
 
     Attributes:
-        pp_rank: pipeline rank.
-        moment: whether that is at the head, or in the backward of what lies before it.
+        name: as a report calls it.
+        happens: which rows have such a moment.
+        activations: made again, less what this pass has freed by now.
+        logits: and what the loss holds with them.
+        buffers: whole weights and gradients, and gradients of activations.
+    """
+
+    name: MomentName
+    happens: Column
+    activations: Column
+    logits: Column
+    buffers: Column
+
+    @property
+    def total(self) -> Column:
+        """All of it; less than anything where there is no such moment."""
+        size = self.activations + self.logits + self.buffers
+        return size if self.happens is True else np.where(self.happens, size, -np.inf)
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Bytes of ranks at their worst moment, in columns; of one rank, in numbers.
+
+    Attributes:
+        moment: whether that is in forward, at the head, or in the backward of what lies before it.
         weights: as the products read them, kept all the time.
         gradients: accumulated.
         optimizer: master weights and moments.
-        activations: kept for backward by every micro-batch in flight.
+        activations: saved for backward by every micro-batch in flight.
         logits: and everything else that the loss holds at the worst moment.
         buffers: tensors that come and go: gathered weights and sequences, gradients on the way.
         reserve: of the driver and the communication library, and what fragmentation wastes.
     """
 
-    pp_rank: int
-    moment: Moment
-    weights: float
-    gradients: float
-    optimizer: float
-    activations: float
-    logits: float
-    buffers: float
-    reserve: float
+    moment: Column
+    weights: Column
+    gradients: Column
+    optimizer: Column
+    activations: Column
+    logits: Column
+    buffers: Column
+    reserve: Column
 
     @property
-    def allocated(self) -> float:
+    def allocated(self) -> Column:
         """What the program itself asks for, as `torch.cuda.max_memory_allocated` counts it."""
         return self.total - self.reserve
 
     @property
-    def total(self) -> float:
+    def total(self) -> Column:
         """All of it: what must fit into the device."""
         return sum(self.by_class().values())
 
-    def by_class(self) -> dict[str, float]:
+    def by_class(self) -> dict[str, Column]:
         """The parts by name, in the order of a report."""
-        return {
-            "weights": self.weights,
-            "gradients": self.gradients,
-            "optimizer": self.optimizer,
-            "activations": self.activations,
-            "logits": self.logits,
-            "buffers": self.buffers,
-            "reserve": self.reserve,
-        }
+        return {name: getattr(self, name) for name in CLASSES}
 
 
-def state_bytes(layout: Layout, stack: Stack) -> StateBytes:
-    """Bytes per parameter before ZeRO, for the layout's precision.
+def state_bytes(precision: Precision, zero: Column, stack: Stack) -> StateBytes:
+    """Bytes per parameter before ZeRO.
 
     In fp32 and fp64 the weights are their own master, except under ZeRO-3, where gathered
     weights come and go and only the master stays.
 
+    Args:
+        precision: of the layout.
+        zero: what is really sharded.
+        stack: what the program keeps.
+
     Raises:
         UsageError: a precision that only a device can resolve, or one without a rule.
     """
-    rest = layout.precision.rest
-    if rest not in _WIDTHS:
-        raise UsageError(f"name the precision to count bytes: {', '.join(sorted(_WIDTHS))}")
-    element, master, of_precision = _WIDTHS[rest]
+    element, master, moments = _widths(precision)
     master = master if stack.master_weights else 0
-    moments = stack.moment_bytes or of_precision
-    gradients = max(stack.gradient_bytes, element if master == 0 else 0)
-    if layout.zero_stage == 3:
-        return StateBytes(0.0, gradients, master or element, moments)
-    return StateBytes(element, gradients, master, moments)
+    gathers = np.equal(zero, 3)
+    return StateBytes(
+        weights=np.where(gathers, 0, element),
+        gradients=max(stack.gradient_bytes, element if master == 0 else 0),
+        master=np.where(gathers, master or element, master),
+        moments=stack.moment_bytes or moments,
+    )
+
+
+def _widths(precision: Precision) -> tuple[int, int, int]:
+    if precision.rest not in _WIDTHS:
+        raise UsageError(f"name the precision to count bytes: {', '.join(sorted(_WIDTHS))}")
+    return _WIDTHS[precision.rest]
 
 
 def ours(recipe: Recipe) -> Stack:
@@ -136,7 +173,7 @@ def rank_memory(
     in_flight: float,
     stack: Stack = OURS,
 ) -> RankMemory:
-    """Bytes of a rank of pipeline rank `pp_rank`.
+    """Bytes of a rank of pipeline rank `pp_rank`: a table of one row.
 
     Args:
         shape: the model.
@@ -152,325 +189,538 @@ def rank_memory(
     """
     if not 0 <= pp_rank < layout.pp:
         raise UsageError(f"pipeline rank {pp_rank} of pp={layout.pp}")
-    rank = _Rank(shape, layout, seq, pp_rank, stack)
-    state = _state(rank)
-    activations = 0.0 if rank.away else in_flight * rank.stage_activations
-    worst = max(_moments(rank, in_flight), key=_Moment.total)
-    fixed = sum(state) + activations + rank.messages
-    return RankMemory(
-        pp_rank=pp_rank,
-        moment=worst.name,
-        weights=state.weights,
-        gradients=state.gradients,
-        optimizer=state.optimizer,
-        activations=activations + worst.activations,
-        logits=worst.logits,
-        buffers=rank.messages + worst.buffers,
-        reserve=stack.context + stack.fragmentation * (fixed + worst.total()),
-    )
-
-
-class _Moment(NamedTuple):
-    """What is alive at one moment beside the state and what every pass in flight keeps.
-
-    Attributes:
-        name: as a report calls it.
-        activations: recomputed, less what this pass has let go by now.
-        logits: and what the loss holds with them.
-        buffers: whole weights and gradients, and gradients of activations.
-    """
-
-    name: Moment
-    activations: float
-    logits: float
-    buffers: float
-
-    def total(self) -> float:
-        """All of it."""
-        return self.activations + self.logits + self.buffers
-
-
-def _moments(rank: "_Rank", in_flight: float) -> Iterator[_Moment]:
-    """The moments that compete, in the order in which backward comes to them."""
-    block, table, tied = rank.block, rank.table, rank.tied_table
-    left = rank.left_behind
-    if rank.away and not rank.layout.recompute.segment:
-        whole = rank.weights(2 * block)
-        yield _Moment("forward", rank.block_everything + 2 * rank.boundary, 0.0, whole)
-    if rank.last:
-        weights = rank.weights(table + block)
-        yield _Moment("loss", 0.0, rank.logits(in_flight), weights + rank.travelling(left))
-        put_by, made = rank.head_kept(in_flight), rank.boundary + rank.made(table)
-        held = weights + rank.travelling(left) + made
-        yield _Moment("loss", 0.0, put_by + rank.logit_gradient, held)
-        yield _Moment("loss", 0.0, put_by, held + rank.gradients(table))
-    alone = len(rank.stages) == 1
-    still = 0 if rank.last and alone else left  # the backward of a head waits for it
-    first = rank.weights(min(rank.blocks, 2) * block + tied) + rank.block_gradients
-    first += rank.gradients(block + tied)
-    yield _Moment("backward", rank.recomputed, 0.0, first + rank.travelling(still))
-    if rank.blocks > 1:
-        others = 0 if alone else max(left - block, 0)
-        gone = rank.recomputed - rank.block_activations
-        yield _Moment("backward", gone, 0.0, first + rank.travelling(block + others))
-    if 0 in rank.stages:
-        whole = rank.gradients(table) + rank.travelling(block + max(left - table, 0))
-        end = rank.weights(tied) + whole + rank.made(table) + rank.boundary
-        gone = 0.0 if rank.away else -rank.stage_activations
-        yield _Moment("backward", gone, 0.0, end)
+    table = Table.of(shape, Recipe(seq=seq, batch=layout.dp * layout.mb), [layout])
+    blocks = ranks_of(shape, layout).take(slice(pp_rank, pp_rank + 1))
+    params = ParameterCounts.of(table, blocks.together)
+    ranks = Ranks(table, blocks, params, in_flight, stack)
+    found = ShardedRanks(ranks, table, table.zero_stage).memory()
+    numbers = {
+        field.name: np.broadcast_to(getattr(found, field.name), (1,))[0].item()
+        for field in fields(found)
+    }
+    return RankMemory(**numbers)
 
 
 @dataclass(frozen=True)
-class _Rank:
-    """One rank and the sizes that follow."""
+class Ranks:
+    """Ranks of layouts as memory sees them, before it is known how ZeRO shards them.
 
-    shape: ModelShape
-    layout: Layout
-    seq: int
-    pp_rank: int
+    Attributes:
+        table: the layouts.
+        blocks: what their pipeline ranks compute.
+        params: of each unit.
+        in_flight: passes through one of their stages whose activations are alive at the peak.
+        stack: what the program keeps.
+    """
+
+    table: Table
+    blocks: PipelineRanks
+    params: ParameterCounts
+    in_flight: Column
     stack: Stack
 
-    @property
-    def element(self) -> int:
-        return _WIDTHS[self.layout.precision.rest][0]
-
-    @property
-    def tokens(self) -> float:
-        """Of one micro-batch, after cp has cut the sequence."""
-        return self.layout.mb * self.seq / self.layout.cp
-
-    def saved(self, layer: int) -> tuple[Saved, ...]:
-        return block_saved(self.shape, layer, self.seq, self.element, self.stack)
+    # parameters
 
     @cached_property
-    def stages(self) -> tuple[int, ...]:
-        return stages_of_rank(self.layout, self.pp_rank)
-
-    @property
-    def last(self) -> bool:
-        """Whether it computes the loss."""
-        return self.layout.num_stages - 1 in self.stages
+    def shared(self) -> Column:
+        """Parameters that all data-parallel ranks hold alike."""
+        blocks, params = self.blocks, self.params
+        ends = blocks.first * params.embedding + blocks.last * params.head
+        return blocks.dense * params.dense + blocks.routed * params.routed + ends
 
     @cached_property
-    def kinds(self) -> dict[int, int]:
-        """How many blocks of each kind all its stages hold, by one layer of the kind."""
-        layers = [i for s in self.stages for i in stage_layers(self.shape, self.layout, s)]
-        dense = self.shape.dense_layers if self.shape.is_moe else self.shape.layers
-        first = sum(layer < dense for layer in layers)
-        counts = {0: first, self.shape.layers - 1: len(layers) - first}
-        return {layer: count for layer, count in counts.items() if count}
+    def experts(self) -> Column:
+        """Parameters of experts."""
+        return self.blocks.routed * self.params.experts
 
     @cached_property
-    def blocks(self) -> int:
-        """How many blocks the longest of its stages has."""
-        return max(self._blocks_of(stage) for stage in self.stages)
-
-    def _blocks_of(self, stage: int) -> int:
-        return len(stage_layers(self.shape, self.layout, stage))
-
-    @property
-    def away(self) -> bool:
-        """Whether activations leave the device between forward and backward."""
-        return self.layout.offload.activations
-
-    @property
-    def stage_activations(self) -> float:
-        """Kept by one micro-batch in one of its stages, on average over them."""
-        if self.layout.recompute.segment:
-            inputs = (
-                -(-self._blocks_of(stage) // self.layout.recompute.segment) for stage in self.stages
-            )
-            return self.block_activations * sum(inputs) / len(self.stages)
-        total = 0.0
-        for layer, count in self.kinds.items():
-            left = kept(self.saved(layer), self.layout.recompute)
-            total += count * bytes_per_token(left, self.layout)
-        return self.tokens * total / len(self.stages)
-
-    @property
-    def block_activations(self) -> float:
-        """Kept by one micro-batch in one block, the one that keeps least."""
-        each = [kept(self.saved(layer), self.layout.recompute) for layer in self.kinds]
-        least = min((bytes_per_token(left, self.layout) for left in each), default=0.0)
-        return 0.0 if self.away else self.tokens * least
-
-    @property
-    def block_everything(self) -> float:
-        """Kept by one micro-batch in one block, the one that keeps most, if nothing is let go."""
-        each = (bytes_per_token(self.saved(layer), self.layout) for layer in self.kinds)
-        return self.tokens * max(each, default=0.0)
-
-    @property
-    def recomputed(self) -> float:
-        """What is made or brought again while the backward of a block runs."""
-        if self.layout.recompute.segment:
-            again = min(self.layout.recompute.segment, self.blocks) * self.block_everything
-            return again - self.block_activations
-        return max(self._again(layer) for layer in self.kinds) if self.kinds else 0.0
-
-    def _again(self, layer: int) -> float:
-        """Of parts, those of the MLP; the result of its activation goes before the rest comes."""
-        everything = self.saved(layer)
-        left = () if self.away else kept(everything, self.layout.recompute)
-        gone = [item for item in mlp_saved(everything) if item not in left]
-        gone = [item for item in gone if not item.name.endswith("after activation")]
-        return self.tokens * bytes_per_token(gone, self.layout)
-
-    def logits(self, in_flight: float) -> float:
-        """What the last rank holds at its loss."""
-        if self.chunk:
-            return self.head_kept(in_flight) + self._chunk_of_logits()
-        whole = self.layout.tp == 1
-        worst = self.stack.logit_peak_whole if whole else self.stack.logit_peak
-        return self.head_kept(in_flight) + self._per_logit(worst)
-
-    def head_kept(self, in_flight: float) -> float:
-        """What of that is left when the logits of this micro-batch are gone.
-
-        GPipe has put by the logits of all others.
-        """
-        saved = head_saved(self.shape, self.element, self.stack)
-        one = self.tokens * bytes_per_token(saved, self.layout)
-        logits = self._per_logit(self.stack.logit_kept)
-        if self.chunk:  # they keep the gradient of the table instead
-            one, logits = one - logits + self.made(self.table), self.made(self.table)
-        others = max(in_flight - 1, 0.0) * one if len(self.stages) == 1 and not self.away else 0.0
-        return others + one - logits
-
-    @property
-    def chunk(self) -> int:
-        """Tokens whose logits are alive at once, if not all of them are; only ours does so."""
-        if not self.stack.parts_as_ledger or not self.layout.logits:
-            return 0
-        return int(min(self.layout.logits, self.tokens))
-
-    def _chunk_of_logits(self) -> float:
-        """Logits of a few tokens beside the table's gradient as it adds up; and the input's."""
-        element, wide = self.element, max(self.element, FP32)
-        narrow = element if element < wide else 0  # what is in both formats for a moment
-        logits = self.chunk * self.shape.vocab / self.layout.tp
-        total, more = (wide, narrow) if self.tokens > self.chunk else (0, element)
-        beside = max(self.table * total + logits * (wide + narrow), self.table * (total + more))
-        gathered = 2 if self.layout.tp > 1 and self.layout.sequence_parallel else 1
-        return (
-            max(beside, self.table * (total + more) + logits * element) + gathered * self.boundary
-        )
-
-    @property
-    def logit_gradient(self) -> float:
-        """The gradient of the logits, as products read it."""
-        return 0.0 if self.chunk else self._per_logit(self.element)
-
-    def _per_logit(self, size: float) -> float:
-        return self.tokens * self.shape.vocab * size / self.layout.tp
-
-    @property
-    def block_gradients(self) -> float:
-        """Gradients of one block's activations."""
-        return max((self._on_the_way(layer) for layer in self.kinds), default=0.0)
-
-    def _on_the_way(self, layer: int) -> float:
-        """While a block is differentiated: its MLP, or under cp its attention."""
-        mlp = self.tokens * self._mlp_on_the_way(layer)
-        if self.layout.cp == 1 or not self.stack.key_gradients_travel:
-            return mlp
-        attention = held_in_backward(self.shape, self.layout, self.element)
-        gone = bytes_per_token(mlp_saved(self.saved(layer)), self.layout)
-        return max(mlp, self.tokens * (attention - gone))
-
-    def _mlp_on_the_way(self, layer: int) -> float:
-        shape, t = self.shape, self.layout.tp
-        routed = shape.is_moe and layer >= shape.dense_layers
-        # a gelu lets go of its output before its input has a gradient; a swiglu holds it
-        inputs = 3 if shape.activation == "swiglu" else 1
-        if routed:
-            width, h = shape.top_k * (shape.moe_ffn or shape.ffn), shape.top_k * shape.hidden
-            cut = t if self.layout.sequence_parallel else 1
-            per_token = (inputs * width + 2 * h) / cut
-        else:
-            per_token = inputs * shape.ffn / t
-        whole = 2 * shape.hidden  # gathered gradient of the output, gathered input
-        return self.element * (per_token + whole)
-
-    @property
-    def boundary(self) -> float:
-        """One activation between blocks, whole."""
-        return self.tokens * self.shape.hidden * self.element
-
-    @property
-    def messages(self) -> float:
-        """One activation on its way from a neighbouring stage, and one on its way to it."""
-        if self.layout.pp == 1:
-            return 0.0
-        return 2 * self.boundary / (self.layout.tp if self.layout.sequence_parallel else 1)
+    def block(self) -> Column:
+        """Parameters of the largest block."""
+        return self._most(self.params.dense, self.params.routed + self.params.experts)
 
     @cached_property
-    def block(self) -> int:
-        """Parameters of its largest block."""
-        return max((block_held(self.shape, self.layout, i).total for i in self.kinds), default=0)
+    def vocabulary(self) -> Column:
+        """Parameters of a token table or of a head, where a rank has one."""
+        return np.maximum(self.blocks.first, self.blocks.last) * self.params.table
 
-    @property
-    def table(self) -> int:
-        """Parameters of a token table, if it holds one."""
-        return table_held(self.shape, self.layout) if 0 in self.stages or self.last else 0
-
-    @property
-    def tied_table(self) -> int:
+    @cached_property
+    def tied(self) -> Column:
         """The same if it is embedding and head at once: then it is in use all the way."""
-        return self.table if self.shape.tied and placement(self.layout).ends_together else 0
+        return self.vocabulary * (self.blocks.together * self.table.model.tied)
 
-    @property
-    def left_behind(self) -> int:
+    @cached_property
+    def left_behind(self) -> Column:
         """Parameters whose gradients still travel from the micro-batch before.
 
         Each stage waits for its last one when its next backward begins.
         """
         if not self.stack.travels_on:
             return 0
-        return sum(self.block if stage else self.table for stage in self.stages)
+        first = self.blocks.first
+        return (self.blocks.stages - first) * self.block + first * self.vocabulary
 
-    def weights(self, params: int) -> float:
+    # sizes of activations
+
+    @cached_property
+    def element(self) -> int:
+        """Bytes of an activation, and of a weight as products read it."""
+        return _widths(self.table.precision)[0]
+
+    @cached_property
+    def tokens(self) -> Column:
+        """T, of a micro-batch on one cp rank."""
+        return self.table.mb * self.table.recipe.seq / self.table.cp
+
+    @cached_property
+    def boundary(self) -> Column:
+        """S: one activation between blocks, of all tokens."""
+        return self.tokens * self.table.model.hidden * self.element
+
+    @cached_property
+    def away(self) -> Column:
+        """Where activations leave the device between forward and backward."""
+        return self.table.offload.test(lambda offload: offload.activations)
+
+    @cached_property
+    def alone(self) -> Column:
+        """Where a rank has one stage."""
+        return self.blocks.stages == 1
+
+    @cached_property
+    def stage_activations(self) -> Column:
+        """Saved by one micro-batch in one of its stages, on average over them."""
+        blocks, (dense, routed) = self.blocks, self._saved
+        saved = blocks.dense * dense + blocks.routed * routed
+        for length in {mode.segment for mode in self.table.recompute.values} - {0, 1}:
+            here = self.table.recompute.test(lambda mode, k=length: mode.segment == k)
+            saved = np.where(here, blocks.segments(length) * self._least(dense, routed), saved)
+        return self.tokens * saved / blocks.stages
+
+    @cached_property
+    def block_activations(self) -> Column:
+        """K: saved by one micro-batch in one block, the one that saves least."""
+        return np.where(self.away, 0.0, self.tokens * self._least(*self._saved))
+
+    @cached_property
+    def block_everything(self) -> Column:
+        """Saved by one block if nothing were freed, the one that saves most."""
+        return self.tokens * self._most(*self._fold(lambda saved, _: saved))
+
+    @cached_property
+    def made_again(self) -> Column:
+        """R: what is made or brought again while the backward of a block runs."""
+        gone = self.tokens * self._most(*self._fold(self._gone))
+        if np.any(self.away):
+            away = self.tokens * self._most(*self._fold(lambda saved, _: _of_mlp(saved)))
+            gone = np.where(self.away, away, gone)
+        segments = self.table.recompute.pick(lambda mode: mode.segment)
+        if not np.any(segments):
+            return gone
+        again = np.minimum(segments, self.blocks.longest) * self.block_everything
+        return np.where(segments > 0, again - self.block_activations, gone)
+
+    @cached_property
+    def block_gradients(self) -> Column:
+        """G(x): of one block's activations, of its MLP or under cp of its attention."""
+        mlp = [self._mlp_gradients(routed=routed) for routed in (False, True)]
+        if not self.stack.key_gradients_travel or not np.any(self.table.cp > 1):
+            return self.tokens * self._most(*mlp)
+        attention = held_in_backward(self.table, self.element)
+        freed = self._fold(lambda saved, _: mlp_saved(saved))
+        both = [np.maximum(one, attention - gone) for one, gone in zip(mlp, freed, strict=True)]
+        return self.tokens * np.where(self.table.cp > 1, self._most(*both), self._most(*mlp))
+
+    def _mlp_gradients(self, *, routed: bool) -> Column:
+        """Per token: a gelu frees its output before its input has a gradient; a swiglu holds it."""
+        shape, t = self.table.model, self.table.tp
+        inputs = 3 if shape.activation == "swiglu" else 1
+        gathered = 2 * shape.hidden  # gradient of the output, input
+        if not routed:
+            return self.element * (inputs * shape.ffn / t + gathered)
+        rows = shape.top_k * (inputs * shape.expert_width + 2 * shape.hidden)
+        return self.element * (rows / np.where(self.table.sp, t, 1) + gathered)
+
+    @cached_property
+    def always(self) -> Column:
+        """Messages of the pipeline, and what some programs hold at every moment.
+
+        One activation on its way from a neighbouring stage, and one on its way to it. Gradients of
+        scores that are in memory. A block's recomputed parts, where we do not know when they go.
+        """
+        table, cut = self.table, np.where(self.table.sp, self.table.tp, 1)
+        held = np.where(table.pp > 1, 2 * self.boundary / cut, 0.0)
+        if not self.stack.fused_attention:
+            scores = table.model.heads / table.tp * table.recipe.seq * self.tokens
+            held = held + SCORE_GRADIENTS * BF16 * scores
+        if any(self._by_others(mode) for mode in table.recompute.values):
+            gone = self._fold(lambda saved, mode: self._freed_by_others(saved, mode))
+            held = held + self.tokens * self._most(*gone)
+        return held
+
+    # what blocks save, tensor by tensor
+
+    @cached_property
+    def _saved(self) -> tuple[Column, Column]:
+        """Bytes per token that a block without, and one with experts saves until its backward."""
+        return self._fold(self._kept)
+
+    @cached_property
+    def _all_saved(self) -> tuple[tuple[Saved, ...], tuple[Saved, ...]]:
+        """Every tensor of a block without, and of one with experts."""
+        shape, seq = self.table.model, self.table.recipe.seq
+        dense = block_saved(replace(shape, experts=0), 0, seq, self.element, self.stack)
+        if not shape.is_moe:
+            return dense, ()
+        return dense, block_saved(shape, shape.layers - 1, seq, self.element, self.stack)
+
+    def _fold(
+        self, choose: Callable[[tuple[Saved, ...], Recompute], Iterable[Saved]]
+    ) -> tuple[Column, Column]:
+        """Bytes per token of chosen tensors, in a block of each kind."""
+        dense, routed = self._all_saved
+        return (
+            saved_bytes(self.table, lambda mode: choose(dense, mode)),
+            saved_bytes(self.table, lambda mode: choose(routed, mode)) if routed else 0.0,
+        )
+
+    def _kept(self, saved: tuple[Saved, ...], mode: Recompute) -> tuple[Saved, ...]:
+        """What is saved under one mode of recomputation."""
+        if mode.segment:
+            return kept(saved, mode)
+        left = kept(saved, mode)
+        if self._by_others(mode) and "operators" in mode.parts:
+            left = _kept_by_operator(saved)
+        if self.table.precision.recipe and mode in (NONE, SELECTIVE):
+            left = tuple(as_operands(left, self.table))
+        if self.stack.keeps_gates and self.table.model.activation == "swiglu":
+            left = (*left, Saved("gate", self.table.model.ffn * self.element, "tp"))
+        return left
+
+    def _gone(self, saved: tuple[Saved, ...], mode: Recompute) -> tuple[Saved, ...]:
+        """What recomputing parts of a block makes again for its MLP."""
+        if mode.segment or self._by_others(mode):
+            return ()
+        left = kept(saved, mode)
+        return tuple(item for item in _of_mlp(saved) if item not in left)
+
+    def _by_others(self, mode: Recompute) -> bool:
+        """Whether another program recomputes parts of blocks: how we do it is known."""
+        known = mode in MODES or mode.segment > 0
+        return not (known or self.stack.parts_as_ledger)
+
+    def _freed_by_others(self, saved: tuple[Saved, ...], mode: Recompute) -> tuple[Saved, ...]:
+        if not self._by_others(mode):
+            return ()
+        if "operators" not in mode.parts:
+            left = kept(saved, mode)
+            return tuple(item for item in saved if item not in left)
+        less = [item._replace(bytes=-item.bytes) for item in _kept_by_operator(saved)]
+        return (*saved, *less)
+
+    def _most(self, dense: Column, routed: Column) -> Column:
+        """The larger of two kinds of block, of those that a rank has."""
+        blocks = self.blocks
+        return np.maximum((blocks.dense > 0) * dense, (blocks.routed > 0) * routed)
+
+    def _least(self, dense: Column, routed: Column) -> Column:
+        has_dense, has_routed = self.blocks.dense > 0, self.blocks.routed > 0
+        least = np.minimum(
+            np.where(has_dense, dense, np.inf), np.where(has_routed, routed, np.inf)
+        )
+        return np.where(has_dense | has_routed, least, 0.0)
+
+    # the loss
+
+    @cached_property
+    def logits_saved(self) -> Column:
+        """What of the loss is left when the logits of this micro-batch are gone.
+
+        GPipe has saved the logits of all others. Where backward is split, a weight gradient that
+        comes later needs the gradient of the logits only.
+        """
+        table, waits = self.table, self.alone & ~self.away
+        saved = head_saved(table.model, self.element, self.stack)
+        one = self.tokens * saved_bytes(table, lambda _: saved)
+        logits, others = self._per_logit(self.stack.logit_kept), one
+        if np.any(self.chunk):  # they keep the gradient of the matrix instead
+            made = self.made_gradient
+            others = np.where(self.chunk > 0, one - logits + made, one)
+            one, logits = others, np.where(self.chunk > 0, made, logits)
+        elif np.any(self.blocks.splits):
+            others = np.where(
+                self.blocks.splits > 0, np.minimum(one, self._per_logit(BF16)), others
+            )
+        waiting = np.where(waits, np.maximum(self.in_flight - 1, 0.0), 0.0)
+        return waiting * others + one - logits
+
+    @cached_property
+    def logits_at_loss(self) -> Column:
+        """What the last rank holds at its loss."""
+        table, stack = self.table, self.stack
+        worst = np.where(table.tp == 1, stack.logit_peak_whole, stack.logit_peak)
+        peak = self._per_logit(worst)
+        if np.any(self.chunk):
+            peak = np.where(self.chunk > 0, self._chunk_of_logits, peak)
+        return self.logits_saved + peak
+
+    @cached_property
+    def logit_gradient(self) -> Column:
+        """The gradient of the logits, as products read it."""
+        whole = self._per_logit(self.element)
+        return np.where(self.chunk > 0, 0.0, whole) if np.any(self.chunk) else whole
+
+    @cached_property
+    def chunk(self) -> Column:
+        """Tokens whose logits are alive at once, if not all of them are; only ours does so."""
+        if not self.stack.parts_as_ledger:
+            return 0
+        return np.minimum(self.table.logits, self.tokens)
+
+    @property
+    def _chunk_of_logits(self) -> Column:
+        """Logits of a few tokens beside the table's gradient as it adds up; and the input's."""
+        table, element, wide = self.table, self.element, max(self.element, FP32)
+        narrow = element if element < wide else 0  # what is in both formats for a moment
+        logits = self.chunk * table.model.vocab / table.tp
+        several, params = self.tokens > self.chunk, self.vocabulary
+        total, more = np.where(several, wide, 0), np.where(several, narrow, element)
+        beside = np.maximum(params * total + logits * (wide + narrow), params * (total + more))
+        gathered = np.where(table.sp, 2, 1)
+        at_end = params * (total + more) + logits * element
+        return np.maximum(beside, at_end) + gathered * self.boundary
+
+    @cached_property
+    def made_gradient(self) -> Column:
+        """A gradient of the head as the product leaves it, before it is added up."""
+        return self.vocabulary * (self.element if self.stack.adds_apart else 0)
+
+    def _per_logit(self, size: Column) -> Column:
+        return self.tokens * self.table.model.vocab * size / self.table.tp
+
+
+@dataclass(frozen=True)
+class ShardedRanks:
+    """The same ranks with what ZeRO does to them: what stays, and what is whole for a while.
+
+    Attributes:
+        ranks: the ranks.
+        table: how they are sharded; of shape (rows, 1) beside (1, shardings), or as the ranks are.
+        zero: what is really sharded, see `Table.zero_stage`.
+    """
+
+    ranks: Ranks
+    table: Table
+    zero: Column
+
+    def memory(self) -> RankMemory:
+        """All classes at the worst moment."""
+        moments = list(self.moments())
+        totals = np.stack(np.broadcast_arrays(*(moment.total for moment in moments)))
+        worst = totals.argmax(axis=0)
+
+        def at_worst(parts: Iterable[Column]) -> Column:
+            spread = [np.broadcast_to(part, worst.shape) for part in parts]
+            return np.take_along_axis(np.stack(spread), worst[None], axis=0)[0]
+
+        state, ranks = self.state, self.ranks
+        classes = {
+            "weights": state.weights,
+            "gradients": state.gradients,
+            "optimizer": state.optimizer,
+            "activations": self.in_flight + at_worst(m.activations for m in moments),
+            "logits": at_worst(m.logits for m in moments),
+            "buffers": ranks.always + at_worst(m.buffers for m in moments),
+        }
+        reserve = ranks.stack.context + ranks.stack.fragmentation * sum(classes.values())
+        return RankMemory(
+            moment=at_worst(np.array(m.name) for m in moments), reserve=reserve, **classes
+        )
+
+    def total(self) -> Column:
+        """All bytes at the worst moment, reserve included."""
+        state, stack = self.state, self.ranks.stack
+        worst = reduce(np.maximum, (moment.total for moment in self.moments()))
+        held = worst + (self.in_flight + self.ranks.always)
+        held = held + (state.weights + state.gradients + state.optimizer)
+        return stack.context + (1 + stack.fragmentation) * held
+
+    # the table of this module, row by row
+
+    def moments(self) -> Iterator[Moment]:
+        """The moments that compete, in the order in which a pass comes to them."""
+        ranks = self.ranks
+        if np.any(ranks.away):
+            yield self.forward()
+        if np.any(ranks.blocks.last):
+            yield self.loss()
+            yield self.head_gradient()
+        yield self.first_block()
+        yield self.second_block()
+        if np.any(ranks.blocks.first):
+            yield self.embedding()
+
+    def forward(self) -> Moment:
+        """A block whole, while the one before it leaves the device."""
+        ranks = self.ranks
+        happens = ranks.away & ~self.table.recompute.test(lambda mode: mode.segment > 0)
+        made = ranks.block_everything + 2 * ranks.boundary
+        return Moment("forward", happens, made, 0.0, self.gathered(2 * ranks.block))
+
+    def loss(self) -> Moment:
+        """The logits and what the cross-entropy makes of them."""
+        ranks = self.ranks
+        buffers = self.gathered(ranks.vocabulary + ranks.block) + self.sent(ranks.left_behind)
+        return Moment("loss", ranks.blocks.last > 0, 0.0, ranks.logits_at_loss, buffers)
+
+    def head_gradient(self) -> Moment:
+        """The gradient of the logits, or of the matrix behind them, whichever is larger."""
+        ranks = self.ranks
+        matrix, logits = self.whole(ranks.vocabulary), ranks.logit_gradient
+        of_logits = logits >= matrix
+        buffers = self.gathered(ranks.vocabulary + ranks.block) + self.sent(ranks.left_behind)
+        buffers = buffers + (ranks.boundary + ranks.made_gradient)
+        return Moment(
+            "loss",
+            ranks.blocks.last > 0,
+            0.0,
+            ranks.logits_saved + np.where(of_logits, logits, 0.0),
+            buffers + np.where(of_logits, 0.0, matrix),
+        )
+
+    def first_block(self) -> Moment:
+        """The first block in backward; the backward of a head has waited for what was sent."""
+        ranks = self.ranks
+        still = np.where((ranks.blocks.last > 0) & ranks.alone, 0, ranks.left_behind)
+        buffers = self._around_blocks + self.sent(still)
+        return Moment("backward", True, ranks.made_again, 0.0, buffers)
+
+    def second_block(self) -> Moment:
+        """The block before it, while the gradient of the first still travels."""
+        ranks = self.ranks
+        others = np.where(ranks.alone, 0, np.maximum(ranks.left_behind - ranks.block, 0))
+        buffers = self._around_blocks + self.sent(ranks.block + others)
+        activations = ranks.made_again - ranks.block_activations
+        return Moment("backward", ranks.blocks.longest > 1, activations, 0.0, buffers)
+
+    def embedding(self) -> Moment:
+        """The gradient of the token table, when all blocks of its stage are done."""
+        ranks = self.ranks
+        before = ranks.block + np.maximum(ranks.left_behind - ranks.vocabulary, 0)
+        buffers = self.gathered(ranks.tied) + self.whole(ranks.vocabulary) + self.sent(before)
+        buffers = buffers + (ranks.made_gradient + ranks.boundary)
+        freed = np.where(ranks.away, 0.0, -ranks.stage_activations)
+        return Moment("backward", ranks.blocks.first > 0, freed, 0.0, buffers)
+
+    @cached_property
+    def _around_blocks(self) -> Column:
+        """Weights and gradients of a block that is differentiated, and of its activations."""
+        ranks = self.ranks
+        gathered = self.gathered(np.minimum(ranks.blocks.longest, 2) * ranks.block + ranks.tied)
+        return ranks.block_gradients + gathered + self.whole(ranks.block + ranks.tied)
+
+    # and its columns
+
+    @cached_property
+    def state(self) -> StateBytes:
+        """Bytes of weights, gradients, master and moments that stay."""
+        table, ranks, zero = self.table, self.ranks, self.zero
+        per_param = state_bytes(table.precision, zero, ranks.stack)
+        whole, part = ranks.shared + ranks.experts, self.parameters_kept
+        spread = [np.where(zero >= stage, part, whole) for stage in range(4)]
+        apart = np.where(zero == 1, part, 0.0) if ranks.stack.reduced_apart else 0.0
+        stays = np.where((zero == 3) & ~table.reshard, whole * ranks.element, 0.0)
+        state = StateBytes(
+            weights=spread[3] * per_param.weights + stays,
+            gradients=(spread[2] + apart) * per_param.gradients,
+            master=spread[1] * per_param.master,
+            moments=spread[1] * per_param.moments,
+        )
+        if not np.any(self._state_away):
+            return state
+        nvme = table.offload.test(lambda offload: offload.nvme)
+        resident = np.where(nvme | (zero == 3), 0.0, whole * ranks.element)
+        added = np.where(zero < 2, whole * per_param.gradients, 0.0)
+        away = self._state_away
+        return StateBytes(
+            weights=np.where(away, resident + stays, state.weights),
+            gradients=np.where(away, added, state.gradients),
+            master=np.where(away, 0.0, state.master),
+            moments=np.where(away, 0.0, state.moments),
+        )
+
+    @cached_property
+    def parameters_kept(self) -> Column:
+        """Parameters whose state a rank keeps, if ZeRO shards it."""
+        group = copies(self.table)
+        kept_here = self.ranks.shared / group.shared
+        if not self.table.model.is_moe:
+            return kept_here
+        return kept_here + self.ranks.experts / group.experts
+
+    @property
+    def _state_away(self) -> Column:
+        return self.table.offload.test(lambda offload: offload.state)
+
+    @property
+    def in_flight(self) -> Column:
+        """A: activations of all passes in flight."""
+        ranks = self.ranks
+        return np.where(ranks.away, 0.0, ranks.in_flight * ranks.stage_activations)
+
+    def gathered(self, params: Column) -> Column:
         """Bytes of weights that come and go: the unit in use and the next one are whole."""
-        gathers = self.layout.zero_stage == 3 and self.layout.reshard
-        return params * self.element if gathers or self.layout.offload.nvme else 0.0
+        nvme = self.table.offload.test(lambda offload: offload.nvme)
+        comes = (self.zero == 3) & self.table.reshard | nvme
+        return params * np.where(comes, self.ranks.element, 0) if np.any(comes) else 0.0
 
-    def gradients(self, params: int) -> float:
+    def whole(self, params: Column) -> Column:
         """Bytes of gradients that are whole until they are reduced, under ZeRO-2 and 3."""
-        return params * self.stack.gradient_bytes if self.layout.zero_stage >= 2 else 0.0
+        if not np.any(self.zero >= 2):
+            return 0.0
+        return params * np.where(self.zero >= 2, self.ranks.stack.gradient_bytes, 0.0)
 
-    def travelling(self, params: int) -> float:
+    def sent(self, params: Column) -> Column:
         """The same on their way: with the part that this rank receives."""
-        return self.gradients(params) * (1 + 1 / self.layout.shards)
-
-    def made(self, params: int) -> float:
-        """Bytes of a gradient as the product leaves it, before it is added up."""
-        return params * self.element if self.stack.adds_apart else 0.0
+        if not np.any(self.zero >= 2):
+            return 0.0
+        return self.whole(params) * (1 + 1 / self.table.shards)
 
 
-def _state(rank: _Rank) -> StateBytes:
-    """Bytes of weights, gradients, master and moments on one rank."""
-    layout = rank.layout
-    held = rank_held(rank.shape, layout, rank.pp_rank)
-    group = copies(layout)
-    per_param = state_bytes(layout, rank.stack)
-    spread = [
-        _spread(held, group if layout.zero_stage >= stage else Held(1, 1)) for stage in range(4)
-    ]
-    apart = spread[1] if layout.zero_stage == 1 and rank.stack.reduced_apart else 0.0
-    whole = _spread(held, Held(1, 1))
-    stays = whole * rank.element if layout.zero_stage == 3 and not layout.reshard else 0.0
-    if layout.offload.state:
-        weights = 0.0 if layout.offload.nvme else spread[3] * rank.element
-        accumulated = whole * per_param.gradients if layout.zero_stage < 2 else 0.0
-        resident = weights if layout.zero_stage < 3 else 0.0
-        return StateBytes(resident + stays, accumulated, master=0.0, moments=0.0)
-    return StateBytes(
-        weights=spread[3] * per_param.weights + stays,
-        gradients=(spread[2] + apart) * per_param.gradients,
-        master=spread[1] * per_param.master,
-        moments=spread[1] * per_param.moments,
+def saved_bytes(table: Table, of_mode: Callable[[Recompute], Iterable[Saved]]) -> Column:
+    """Bytes on one rank for each token of a micro-batch, as every layout cuts them.
+
+    Args:
+        table: the layouts.
+        of_mode: the tensors that are saved under a mode of recomputation.
+    """
+    modes = table.recompute
+    sums: dict[tuple[str, int], list[float]] = {}
+    for place, mode in enumerate(modes.values):
+        for item in of_mode(mode):
+            each = sums.setdefault((item.cut, item.most), [0.0] * len(modes.values))
+            each[place] += item.bytes
+    total: Column = 0.0
+    for (cut, most), sizes in sums.items():
+        parts = {"tp": table.tp, "sequence": np.where(table.sp, table.tp, 1), "whole": 1}[cut]
+        parts = np.minimum(parts, most) if most else parts
+        total = total + np.array(sizes)[modes.codes] / parts
+    return total
+
+
+def _of_mlp(saved: tuple[Saved, ...]) -> tuple[Saved, ...]:
+    """What of the MLP comes again; the result of its activation goes before the rest comes."""
+    return tuple(i for i in mlp_saved(saved) if not i.name.endswith("after activation"))
+
+
+def _kept_by_operator(saved: tuple[Saved, ...]) -> tuple[Saved, ...]:
+    """The block's input, the attention result, and the results of every second product.
+
+    Beside them stands the input of the MLP, as wide as the two sums, halved.
+    """
+    outputs = ("query", "keys", "values", "mlp: first", "mlp: second")
+    outputs += ("experts: first", "experts: second")
+    return (
+        *(item for item in saved if item.part == "input" or item.name == "attention result"),
+        *(item._replace(bytes=item.bytes / 2) for item in saved if item.name.startswith(outputs)),
+        *(item for item in saved if item.name == "mlp input"),
     )
-
-
-def _spread(held: Held, group: Held) -> float:
-    return held.shared / group.shared + held.experts / group.experts

@@ -9,6 +9,8 @@ e ep.
 
 from typing import NamedTuple
 
+import numpy as np
+
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.schedules.placement import placement
@@ -41,7 +43,8 @@ def expert_tp(layout: Layout) -> int:
     ep takes ranks from dp x cp; if it does not divide them it also takes those of tp, as
     Megatron-LM does with an expert tensor-parallel size of 1.
     """
-    return layout.tp if layout.dp * layout.cp % layout.ep == 0 else 1
+    divides = layout.dp * layout.cp % layout.ep == 0
+    return np.where(divides, layout.tp, 1)[()]
 
 
 def block_held(shape: ModelShape, layout: Layout, layer: int) -> Held:
@@ -114,7 +117,7 @@ def copies(layout: Layout) -> Held:
     """
     group = layout.shards * layout.cp
     experts = group * layout.tp // (layout.ep * expert_tp(layout))
-    return Held(group, max(experts, 1))
+    return Held(group, np.maximum(experts, 1)[()])
 
 
 def _attention(shape: ModelShape, t: int) -> int:

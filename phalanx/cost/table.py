@@ -22,6 +22,7 @@ from phalanx.core.run import Recipe, Run
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Booleans = NDArray[np.bool_]
+Column = Any  # a number, or an array of them whose shape broadcasts with those beside it
 
 T = TypeVar("T")
 _DEGREES = ("dp", "pp", "tp", "cp", "ep", "zero", "mb", "logits")

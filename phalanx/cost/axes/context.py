@@ -17,11 +17,13 @@ Jacobs et al. 2023 (arXiv:2309.14509), section 3.
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from phalanx.core.errors import RefusedError, divisors, shorten
-from phalanx.core.layout import Coordinates, Layout
-from phalanx.core.model import ModelShape
+from phalanx.core.layout import Coordinates
 from phalanx.core.run import Run
 from phalanx.core.traffic import Transfer
+from phalanx.cost.table import Column, Table
 from phalanx.cost.units import bytes_per_element, passes, stages_at, tokens_at
 
 
@@ -91,7 +93,7 @@ def _ulysses(run: Run, forwards: int) -> Iterator[Transfer]:
         yield Transfer("context", "all_to_all", purpose, size, times)
 
 
-def held_in_backward(shape: ModelShape, layout: Layout, element: int) -> float:
+def held_in_backward(table: Table, element: int) -> Column:
     """Bytes per token of a rank that attention holds at most while it is differentiated.
 
     For q elements of queries and results, k of keys and values, e bytes each and w while they are
@@ -103,16 +105,16 @@ def held_in_backward(shape: ModelShape, layout: Layout, element: int) -> float:
         gather     w (q + (c + 2) k)    of all blocks at once, and c k of keys and values
         ulysses    e 2 (q + k)          of all tokens and of this rank's, before and after the trade
     """
-    t, c, wide = layout.tp, layout.cp, max(element, 4)
-    q, k = shape.heads // t * shape.qk_width, shape.kv_heads_of_rank(t) * shape.kv_width
-    common = element * (2 * shape.hidden + q + k)
-    match layout.context:
-        case "gather":
-            return common + element * c * k + wide * (q + (c + 2) * k)
-        case "ulysses":
-            return common + element * 2 * (q + k)
-        case _:
-            return common + element * 2 * k + wide * (q + (4 if c > 2 else 2) * k)
+    shape, t, c, wide = table.model, table.tp, table.cp, max(element, 4)
+    q = shape.heads // t * shape.qk_width
+    k = np.maximum(shape.kv_heads // t, 1) * shape.kv_width
+    extra = {
+        "ring": element * 2 * k + wide * (q + np.where(c > 2, 4, 2) * k),
+        "gather": element * c * k + wide * (q + (c + 2) * k),
+        "ulysses": element * 2 * (q + k),
+    }
+    beside = [table.context.test(lambda kind, name=name: kind == name) * more for name, more in extra.items()]
+    return element * (2 * shape.hidden + q + k) + sum(beside)
 
 
 def _key_values(run: Run) -> int:

@@ -1,0 +1,126 @@
+"""What the ranks of a pipeline hold: blocks of each kind, and parameters of each unit.
+
+Symbols: p pipeline ranks, v chunks per rank.
+"""
+
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from phalanx.core.layout import Layout
+from phalanx.core.model import ModelShape
+from phalanx.cost.params import block_held, embedding_held, table_held
+from phalanx.cost.table import Column, Integers, Table
+from phalanx.schedules.placement import placement
+
+
+@dataclass(frozen=True)
+class PipelineRanks:
+    """Blocks and ends of pipeline ranks, in columns; of one layout, by rank.
+
+    Attributes:
+        dense, routed: blocks without and with experts, all stages of a rank together.
+        longest: blocks of its longest stage.
+        stages: how many stages it holds.
+        first, last: 1 where it embeds, and where it computes the loss.
+        together: 1 where the ranks that embed are those that compute the loss.
+        splits: 1 where backward is split, and the loss is all that the last stage ends with.
+        sizes: blocks of each of its stages, of shape (..., stages).
+    """
+
+    dense: Integers
+    routed: Integers
+    longest: Integers
+    stages: Integers
+    first: Integers
+    last: Integers
+    together: Integers
+    splits: Integers
+    sizes: Integers
+
+    def take(self, which: Any) -> "PipelineRanks":
+        """Some of them."""
+        return PipelineRanks(*(getattr(self, field.name)[which] for field in fields(self)))
+
+    def segments(self, length: int) -> Column:
+        """How many segments of so many blocks its stages are cut into."""
+        return (-(-self.sizes // length)).sum(axis=-1)
+
+
+SPLIT = ("zb-h1", "zb-h2")
+
+
+@lru_cache(maxsize=1024)
+def ranks_of(shape: ModelShape, layout: Layout) -> PipelineRanks:
+    """The ranks of one layout, in order.
+
+    Raises:
+        RefusedError: the layers cannot fill the stages.
+    """
+    where = placement(layout)
+    sizes = np.array(layout.layers_of_stages(shape.layers), dtype=np.int64)
+    dense_layers = shape.dense_layers if shape.is_moe else shape.layers
+    dense = np.clip(dense_layers - (np.cumsum(sizes) - sizes), 0, sizes)
+    slices = np.array([where.slices_of(rank) for rank in range(layout.pp)])
+    held = sizes[slices]
+    one = np.ones(layout.pp, dtype=np.int64)
+    return PipelineRanks(
+        dense=dense[slices].sum(axis=1),
+        routed=(sizes - dense)[slices].sum(axis=1),
+        longest=held.max(axis=1),
+        stages=one * slices.shape[1],
+        first=(slices == 0).any(axis=1) * one,
+        last=(slices == where.depth - 1).any(axis=1) * one,
+        together=one * where.ends_together,
+        splits=one * (layout.schedule in SPLIT and layout.chunks == 1),
+        sizes=held,
+    )
+
+
+@dataclass(frozen=True)
+class ParameterCounts:
+    """Parameters of each unit on one rank of every row, before ZeRO cuts them.
+
+    Attributes:
+        dense: of a block without experts.
+        routed: of a block with experts, what all ranks share of it.
+        experts: and its experts.
+        table: of a token table, on the rank with most rows of it.
+        embedding: with learned positions.
+        head: with the final norm; where it is tied and embedding and head live together, that only.
+    """
+
+    dense: Column
+    routed: Column
+    experts: Column
+    table: Column
+    embedding: Column
+    head: Column
+
+    @classmethod
+    def of(cls, table: Table, together: Column) -> "ParameterCounts":
+        """Those of a table.
+
+        Args:
+            table: the layouts.
+            together: see `PipelineRanks`.
+        """
+        shape = table.model
+        dense = block_held(replace(shape, experts=0), table, 0)
+        routed = block_held(shape, table, shape.layers - 1) if shape.is_moe else None
+        vocabulary = table_held(shape, table)
+        return cls(
+            dense=dense.shared,
+            routed=routed.shared if routed else 0,
+            experts=routed.experts if routed else 0,
+            table=vocabulary,
+            embedding=embedding_held(shape, table).total,
+            head=shape.norm_params() + np.where(together * shape.tied > 0, 0, vocabulary),
+        )
+
+    def take(self, which: Any) -> "ParameterCounts":
+        """Some of the rows."""
+        columns = (getattr(self, field.name) for field in fields(self))
+        return ParameterCounts(*(c if np.ndim(c) == 0 else c[which] for c in columns))
