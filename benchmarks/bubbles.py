@@ -35,6 +35,7 @@ from phalanx.core.timeline import Span, Timeline
 from phalanx.oracle.pool import RankPool
 from phalanx.planner.simulate import idle_within, occupancy, simulate
 from phalanx.schedules.build import lowered
+from phalanx.schedules.layouts import chunks
 from phalanx.schedules.messages import only_computing
 from phalanx.schedules.text import parse_action
 from phalanx.trainer.engine.executor import Executor
@@ -112,7 +113,7 @@ def paced(pool: RankPool, line: str, args: Namespace) -> Row:
     layout = Layout.parse(line)
     m = 2 * layout.pp
     schedule = lowered(layout, m, reduce_every=False)
-    seconds = args.ms / 1000 / layout.chunks
+    seconds = args.ms / 1000 / chunks(layout)
     found = pool.run(layout.pp, sleep, schedule, seconds, args.rounds)
     hop = max(hop for _, hop in found)
     return compare(layout.schedule, schedule, [rounds for rounds, _ in found], hop)

@@ -19,12 +19,13 @@ from phalanx.core.errors import UsageError, unknown
 from phalanx.core.schedule import Kind, Schedule
 from phalanx.core.timeline import Timeline
 from phalanx.planner.simulate import idle_within, occupancy, peak_in_flight, simulate
-from phalanx.schedules.build import NAMES, build
+from phalanx.schedules.build import build
 from phalanx.schedules.check import check
 from phalanx.schedules.check_lowered import check_lowered
 from phalanx.schedules.file import read_schedule
 from phalanx.schedules.lower import add_transfers
 from phalanx.schedules.messages import SENDS, only_computing
+from phalanx.schedules.registry import NAMES
 from phalanx.schedules.text import to_csv
 
 SCHEMA = 1
@@ -37,11 +38,14 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "schedule",
         metavar="NAME",
-        help=f"one of {', '.join(NAMES)}, or a .csv file with one line of actions per rank",
+        help=f"one of {', '.join(NAMES)}, a .csv file with one line of actions per rank, or the "
+        "module:attribute of a schedule of your own",
     )
     parser.add_argument("-p", type=int, help="pipeline ranks (default 4)")
     parser.add_argument("-m", type=int, help="micro-batches in a step (default 8)")
-    parser.add_argument("-v", type=int, help="stages per rank, where there is a choice (default 2)")
+    parser.add_argument(
+        "-v", type=int, help="chunks of layers per rank, where there is a choice (default 2)"
+    )
     parser.add_argument(
         "--cost",
         default="",

@@ -9,6 +9,7 @@ from phalanx.core.run import Run
 from phalanx.core.units import show_count
 from phalanx.data.batches import SampleStream
 from phalanx.data.corpus import open_corpus
+from phalanx.schedules.layouts import layers_of_stages
 from phalanx.trainer.run import limits
 
 
@@ -45,7 +46,7 @@ def describe_run(run: Run) -> dict[str, Any]:
     return {
         "layout": str(layout),
         "ranks": layout.ranks,
-        "stages": list(layout.layers_of_stages(run.model.layers)),
+        "stages": list(layers_of_stages(layout, run.model.layers)),
         "micro_batches": run.micro_batches,
         "parameters": run.model.params(),
         "tokens_per_step": recipe.tokens_per_step,

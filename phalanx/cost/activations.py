@@ -10,6 +10,7 @@ f ffn width.
 
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
+from phalanx.schedules.layouts import chunks
 
 
 def paper_layer_bytes(shape: ModelShape, layout: Layout, seq: int) -> float:
@@ -44,8 +45,8 @@ def paper_first_stage_bytes(shape: ModelShape, layout: Layout, seq: int) -> floa
     in v chunks keeps (1 + (p - 1) / (p v)) times as much. Source: Korthikanti et al. 2022
     (arXiv:2205.05198), section 4.2.3, equation 5.
     """
-    p, v = layout.pp, layout.chunks
-    more = 1 + (p - 1) / (p * v) if layout.schedule == "interleaved" else 1.0
+    p, v = layout.pp, chunks(layout)
+    more = 1 + (p - 1) / (p * v) if v > 1 else 1.0
     return shape.layers * paper_layer_bytes(shape, layout, seq) * more
 
 

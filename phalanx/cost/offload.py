@@ -11,6 +11,7 @@ section 5.
 
 from phalanx.core.errors import RefusedError
 from phalanx.core.run import Run
+from phalanx.schedules.layouts import is_asynchronous
 
 STATE = frozenset({"optimizer", "nvme"})
 
@@ -28,7 +29,7 @@ def refuse(run: Run) -> None:
             f"optimistic=on copies the state that offload={layout.offload} has no room for; use "
             "optimistic=off, or offload=activations"
         )
-    if layout.asynchronous and (layout.offload or not layout.reshard):
+    if is_asynchronous(layout) and (layout.offload or not layout.reshard):
         raise RefusedError(
             f"schedule={layout.schedule} stashes weights on the device, and moves them at every "
             "micro-batch; use schedule=1f1b, or offload=none reshard=on"

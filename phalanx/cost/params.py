@@ -13,7 +13,7 @@ import numpy as np
 
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
-from phalanx.schedules.placement import placement
+from phalanx.schedules.layouts import layers_of_stages, num_stages, placement
 
 
 class Held(NamedTuple):
@@ -80,12 +80,7 @@ def head_held(shape: ModelShape, layout: Layout) -> Held:
 
 
 def stages_of_rank(layout: Layout, pp_rank: int) -> tuple[int, ...]:
-    """The stages of a pipeline rank, as its schedule places them.
-
-    others               r, r + p, r + 2 p, ...
-    zb-v, dualpipev      r on the way down, 2 p - 1 - r on the way up
-    dualpipe             r, and p - 1 - r of the second copy of the model
-    """
+    """The stages of a pipeline rank, as its schedule places them."""
     return placement(layout).slices_of(pp_rank)
 
 
@@ -97,14 +92,14 @@ def rank_held(shape: ModelShape, layout: Layout, pp_rank: int) -> Held:
             held = held.plus(block_held(shape, layout, layer))
         if stage == 0:
             held = held.plus(embedding_held(shape, layout))
-        if stage == layout.num_stages - 1:
+        if stage == num_stages(layout) - 1:
             held = held.plus(head_held(shape, layout))
     return held
 
 
 def stage_layers(shape: ModelShape, layout: Layout, stage: int) -> range:
     """The blocks of one stage."""
-    sizes = layout.layers_of_stages(shape.layers)
+    sizes = layers_of_stages(layout, shape.layers)
     first = sum(sizes[:stage])
     return range(first, first + sizes[stage])
 

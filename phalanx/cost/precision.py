@@ -22,7 +22,7 @@ from phalanx.core.run import Run
 from phalanx.core.traffic import Transfer
 from phalanx.cost.saved import Saved
 from phalanx.cost.units import bytes_per_element, passes, stages_at
-from phalanx.schedules.placement import placement
+from phalanx.schedules.layouts import placement
 
 _AMAX = 4  # bytes
 _KINDS = 3  # of tensors of a projection: input, matrix, gradient of the output

@@ -13,7 +13,7 @@ from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.cost.params import block_held, embedding_held, table_held
 from phalanx.cost.table import Column, Integers, Table
-from phalanx.schedules.placement import placement
+from phalanx.schedules.layouts import layers_of_stages, placement, spec_of
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,6 @@ class PipelineRanks:
         return (-(-self.sizes // length)).sum(axis=-1)
 
 
-SPLIT = ("zb-h1", "zb-h2")
-
-
 @lru_cache(maxsize=1024)
 def ranks_of(shape: ModelShape, layout: Layout) -> PipelineRanks:
     """The ranks of one layout, in order.
@@ -60,7 +57,7 @@ def ranks_of(shape: ModelShape, layout: Layout) -> PipelineRanks:
         RefusedError: the layers cannot fill the stages.
     """
     where = placement(layout)
-    sizes = np.array(layout.layers_of_stages(shape.layers), dtype=np.int64)
+    sizes = np.array(layers_of_stages(layout, shape.layers), dtype=np.int64)
     dense_layers = shape.dense_layers if shape.is_moe else shape.layers
     dense = np.clip(dense_layers - (np.cumsum(sizes) - sizes), 0, sizes)
     slices = np.array([where.slices_of(rank) for rank in range(layout.pp)])
@@ -74,7 +71,7 @@ def ranks_of(shape: ModelShape, layout: Layout) -> PipelineRanks:
         first=(slices == 0).any(axis=1) * one,
         last=(slices == where.depth - 1).any(axis=1) * one,
         together=one * where.ends_together,
-        splits=one * (layout.schedule in SPLIT and layout.chunks == 1),
+        splits=one * (spec_of(layout).splits_backward and slices.shape[1] == 1),
         sizes=held,
     )
 

@@ -18,6 +18,7 @@ from phalanx.core.offload import Offload
 from phalanx.core.precision import Precision
 from phalanx.core.recompute import Recompute
 from phalanx.core.run import Recipe, Run
+from phalanx.schedules.layouts import chunks
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -119,7 +120,7 @@ class Table:
             recipe=recipe,
             precision=layouts[0].precision,
             shards=_integers(x.shards for x in layouts),
-            v=_integers(x.chunks for x in layouts),
+            v=_integers(chunks(x) for x in layouts),
             sp=_switches(x.sequence_parallel for x in layouts),
             reshard=_switches(x.reshard for x in layouts),
             compile=_switches(x.compile for x in layouts),

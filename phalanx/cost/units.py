@@ -10,7 +10,7 @@ from phalanx.core.errors import UsageError
 from phalanx.core.layout import Coordinates, Layout, share
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Run
-from phalanx.schedules.placement import placement
+from phalanx.schedules.layouts import layers_of_stages, placement
 
 _BYTES = {"fp64": (8, 8), "fp32": (4, 4), "bf16": (2, 4), "fp16": (2, 4)}
 
@@ -67,7 +67,7 @@ def bytes_per_element(layout: Layout) -> tuple[int, int]:
 
 def stages_at(run: Run, at: Coordinates) -> Iterator[tuple[int, range]]:
     """The stages that a rank holds, by their place in the schedule, each with its layers."""
-    layers = run.layout.layers_of_stages(run.model.layers)
+    layers = layers_of_stages(run.layout, run.model.layers)
     where = placement(run.layout)
     for stage in where.stages_of(at.pp):
         place = stage % where.depth

@@ -6,11 +6,13 @@ from random import Random
 from typing import Any
 
 from phalanx.core.errors import PhalanxError, RefusedError
-from phalanx.core.layout import CONTEXTS, SCHEDULES, Layout
+from phalanx.core.layout import CONTEXTS, Layout
 from phalanx.core.precision import SCALED
 from phalanx.cost.axes.pipeline import enough
 from phalanx.data.synthetic import Masked
 from phalanx.oracle.verify import Case, Tables, default_case, refuse_unprovable
+from phalanx.schedules.layouts import num_stages
+from phalanx.schedules.registry import SPECS
 
 Table = dict[str, dict[str, Any]]
 
@@ -285,7 +287,7 @@ def _draw(random: Random, max_ranks: int) -> Question:
 
 def _layout(random: Random, max_ranks: int) -> str:
     dp, pp, tp, cp = _degrees(random, max_ranks)
-    words = {"dp": dp, "pp": pp, "tp": tp, "cp": cp, "zero": random.randrange(4), "v": 1}
+    words = {"dp": dp, "pp": pp, "tp": tp, "cp": cp, "zero": random.randrange(4)}
     words["mb"] = random.choice((1, 1, 2, 3))
     shards = [n for n in range(1, dp + 1) if dp % n == 0]
     words["shard"] = random.choice(shards + shards[1:] + shards[1:-1])
@@ -295,8 +297,9 @@ def _layout(random: Random, max_ranks: int) -> str:
     chosen["offload"] = random.choice(("none", "none", "activations", "optimizer", "nvme"))
     if words["zero"] == 3 and random.random() < 0.3:
         chosen["reshard"] = "off"
-    chosen["schedule"] = random.choice(SCHEDULES)
-    if pp > 1 and chosen["schedule"] == "interleaved":
+    schedule = random.choice(SPECS)
+    chosen["schedule"] = schedule.name
+    if pp > 1 and not schedule.chunks.fixed:
         chosen["v"] = random.choice((1, 2, 2, 3) if pp <= 2 else (1, 2, 2))
     if random.random() < 0.3:
         chosen["precision"] = f"{random.choice(SCALED)}+fp64"
@@ -329,10 +332,10 @@ def _degrees(random: Random, max_ranks: int) -> tuple[int, int, int, int]:
 def _sizes(random: Random, layout: str) -> tuple[Table, tuple[int, ...]]:
     """Layers, heads and batch that suit the layout, mostly; and how uneven its stages are."""
     cut = Layout.parse(layout)
-    layers = max(cut.num_stages, random.randint(2, 4)) + random.choice((0, 0, 1))
+    layers = max(num_stages(cut), random.randint(2, 4)) + random.choice((0, 0, 1))
     stages: tuple[int, ...] = ()
-    if cut.num_stages > 1 and random.random() < 0.3:
-        borders = sorted(random.sample(range(1, layers), cut.num_stages - 1))
+    if num_stages(cut) > 1 and random.random() < 0.3:
+        borders = sorted(random.sample(range(1, layers), num_stages(cut) - 1))
         stages = tuple(b - a for a, b in zip([0, *borders], [*borders, layers], strict=True))
     heads, kv_heads = random.choice(((4, 4), (4, 2), (4, 1), (6, 3), (2, 2)))
     least = enough(cut, 1)

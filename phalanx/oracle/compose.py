@@ -12,8 +12,16 @@ from phalanx.core.errors import PhalanxError
 from phalanx.core.layout import Layout
 from phalanx.oracle.cases import Question
 from phalanx.oracle.verify import refuse_unprovable
+from phalanx.schedules.registry import SPECS
 
 DEGREES = ("dp", "pp", "tp", "cp", "ep")
+
+# PipeDream is another update: there is no question about it that the oracle could answer.
+SCHEDULES = {
+    spec.title: (f"pp=2{'' if spec.chunks.fixed else ' v=2'} schedule={spec.name}", ())
+    for spec in SPECS
+    if not spec.asynchronous
+}
 
 # What a layout says, and what the model or the recipe needs with it (names in `FEATURES`).
 LAYOUTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -27,14 +35,7 @@ LAYOUTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "cp, gather": ("cp=2 context=gather", ()),
     "cp, Ulysses": ("cp=2 context=ulysses", ()),
     "ep": ("dp=2 ep=2", ("experts",)),
-    "GPipe": ("pp=2 schedule=gpipe", ()),
-    "1F1B": ("pp=2 schedule=1f1b", ()),
-    "interleaved": ("pp=2 v=2 schedule=interleaved", ()),
-    "ZB-H1": ("pp=2 schedule=zb-h1", ()),
-    "ZB-H2": ("pp=2 schedule=zb-h2", ()),
-    "ZB-V": ("pp=2 schedule=zb-v", ()),
-    "DualPipe": ("pp=2 schedule=dualpipe", ()),
-    "DualPipeV": ("pp=2 schedule=dualpipev", ()),
+    **SCHEDULES,
     "optimistic": ("optimistic=on", ()),
     "recompute core": ("recompute=selective", ()),
     "recompute all": ("recompute=full", ()),

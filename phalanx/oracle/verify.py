@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from phalanx.core.errors import RefusedError
-from phalanx.core.layout import Layout
+from phalanx.core.layout import DEFAULT_SCHEDULE, Layout
 from phalanx.core.run import Run
 from phalanx.core.traffic import Transfer
 from phalanx.cost.axes.pipeline import enough
@@ -30,6 +30,7 @@ from phalanx.oracle.compare import (
 )
 from phalanx.oracle.pool import RankPool
 from phalanx.oracle.reference import ReferenceStep, reference_steps
+from phalanx.schedules.layouts import is_asynchronous, num_stages
 from phalanx.trainer.engine.step import Engine, build_engine, forward_backward, update
 from phalanx.trainer.parallel.mesh import GroupType, build_mesh
 from phalanx.trainer.run.limits import refuse_untrainable
@@ -128,7 +129,7 @@ def default_case(layout: Layout, tables: Tables | None = None, **situation: Any)
 
 
 def _layers(layout: Layout) -> int:
-    return sum(layout.stages) or max(4, layout.num_stages)
+    return sum(layout.stages) or max(4, num_stages(layout))
 
 
 def _batch(layout: Layout) -> int:
@@ -144,10 +145,11 @@ def refuse_unprovable(run: Run) -> None:
         RefusedError: with what works.
     """
     refuse_untrainable(run)
-    if run.layout.asynchronous:
+    if is_asynchronous(run.layout):
         raise RefusedError(
-            "schedule=pipedream does not claim the update of one device: its gradients are stale "
-            "by design; train with it, or verify schedule=1f1b, whose rows it has"
+            f"schedule={run.layout.schedule} does not claim the update of one device: its "
+            "gradients are stale by design; train with it, or verify another one, such as "
+            f"schedule={DEFAULT_SCHEDULE}"
         )
 
 

@@ -24,6 +24,7 @@ from phalanx.planner.pipeline import (
     pipeline,
 )
 from phalanx.planner.question import Question, ask
+from phalanx.schedules.layouts import chunks, is_asynchronous
 
 
 def estimate(
@@ -88,7 +89,7 @@ def step_seconds(question: Question) -> float:
 
 def cover(question: Question, inside: Pipeline) -> Cover:
     """What the first rank does with one micro-batch, in all of its chunks."""
-    v = question.layout.chunks
+    v = chunks(question.layout)
     units = sum(count for _, count in inside.units[0]) * v
     return Cover(inside.stages[0][ALL].times(v), max(units, 1))
 
@@ -154,7 +155,7 @@ def _messages(question: Question, inside: Pipeline) -> Iterator[Message]:
     for (axis, collective, purpose, size, ranks), (times, lasts, shown) in found.items():
         yield Message(axis, collective, purpose, size, times, lasts, shown, ranks)
     if layout.pp > 1:
-        times = 2 * m * layout.chunks
+        times = 2 * m * chunks(layout)
         hops = inside.terms[-1].find("hops")
         yield Message(
             "pipeline",
@@ -177,7 +178,7 @@ def _notes(question: Question) -> Iterator[str]:
     unpriced = " ".join(_unpriced(question.layout))
     if unpriced:
         yield f"the seconds are those without {unpriced}: what it costs or saves is not priced"
-    if question.layout.asynchronous:
+    if is_asynchronous(question.layout):
         yield (
             f"schedule={question.layout.schedule} is priced with one update of a step, and moves "
             f"the weights after each of {question.micro_batches} micro-batches; the weights that "
@@ -200,7 +201,7 @@ def _unpriced(layout: Layout) -> Iterator[str]:
 
 def _untrainable(question: Question) -> Iterator[str]:
     """Why `phalanx train` would refuse what is priced here, if it would."""
-    clip = 0.0 if question.layout.asynchronous else 1.0
+    clip = 0.0 if is_asynchronous(question.layout) else 1.0
     recipe = Recipe(seq=question.seq, batch=question.batch, clip=clip)
     try:
         refuse_impossible(Run(model=question.shape, layout=question.layout, recipe=recipe))

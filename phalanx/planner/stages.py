@@ -20,6 +20,7 @@ from phalanx.cost.params import block_held, copies, embedding_held, head_held, s
 from phalanx.cost.roofline import expected_ranks
 from phalanx.cost.wires import Group, Links, links, seconds
 from phalanx.planner.question import Question
+from phalanx.schedules.layouts import num_stages
 
 NOTHING = Passes()
 PEAKS = ("products at peak", "attention at peak")
@@ -94,7 +95,7 @@ def stage_units(question: Question, stage: int) -> list[tuple[UnitCost, int]]:
         units.append((block_cost(question, routed=False), plain))
     if len(layers) > plain:
         units.append((block_cost(question, routed=True), len(layers) - plain))
-    if stage == layout.num_stages - 1:
+    if stage == num_stages(layout) - 1:
         units.append((head_cost(question), 1))
     return units
 

@@ -15,6 +15,7 @@ from phalanx.data.synthetic import SyntheticStream
 from phalanx.oracle.cases import Question
 from phalanx.oracle.pool import RankPool
 from phalanx.oracle.verify import Case, default_case, reference_job, verify
+from phalanx.schedules.layouts import layers_of_stages
 from phalanx.trainer.engine.optimizer import global_norm
 from phalanx.trainer.engine.step import build_engine, evaluate, forward_backward
 from phalanx.trainer.model.block import Block
@@ -181,7 +182,7 @@ def test_the_ranks_build_every_layer_once(ranks: RankPool, layers: int, layout: 
 
 def test_seven_layers_over_two_stages_take_the_same_step(ranks: RankPool) -> None:
     case = Question("pp=2 mb=4", tables={"model": {"layers": 7}}).case()
-    assert case.run.layout.layers_of_stages(7) == (4, 3)
+    assert layers_of_stages(case.run.layout, 7) == (4, 3)
     assert verify(ranks, case).complaints == []
 
 

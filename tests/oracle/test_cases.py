@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from phalanx.core.errors import PhalanxError, RefusedError
 from phalanx.core.layout import Layout
 from phalanx.oracle.cases import COVER, DRAWN, FEATURES, Question, cover, merged, sample
+from phalanx.schedules.layouts import chunks
 from phalanx.trainer.run.limits import refuse_untrainable
 
 SEEDS = st.integers(0, 10_000)
@@ -47,7 +48,7 @@ def tags(question: Question) -> set[str]:
     conditions = {
         "shard": 1 < layout.shards < layout.dp,
         "copies": layout.shards == 1 < layout.dp,
-        "v": layout.chunks > 1,
+        "v": chunks(layout) > 1,
         "mb": layout.mb > 1,
         "sp=off": layout.tp > 1 and not layout.sequence_parallel,
         "stages": bool(layout.stages),

@@ -13,7 +13,6 @@ from phalanx.cost.activations import (
     matmul_output_bytes,
     paper_layer_bytes,
 )
-from phalanx.cost.bubbles import bubble, peak_in_flight
 from phalanx.cost.collectives import Level, Wire, bytes_sent, gather_bandwidth, ring_seconds
 from phalanx.cost.flops import rate_from_share, seconds_for, share_from_rate
 from phalanx.cost.roofline import (
@@ -36,6 +35,8 @@ from phalanx.cost.roofline import (
 )
 from phalanx.cost.state import BOOK_ADAM, MIXED_ADAM, largest_model, sharded
 from phalanx.cost.volumes import tensor_layer_bytes
+from phalanx.schedules.layouts import layers_of_stages
+from phalanx.schedules.registry import find_schedule
 
 Value = float | list[float]
 
@@ -75,8 +76,8 @@ def step_bytes_70b() -> list[float]:
         share * z1.gradients / GB,
         share * z1.optimizer / GB,
         4e6 / 8,
-        float(Layout(pp=8).layers_of_stages(80)[0]),
-        bubble("1f1b", 8, 32).idle_fraction,
+        float(layers_of_stages(Layout(pp=8), 80)[0]),
+        find_schedule("1f1b").bubble_of(8, 32).idle_fraction,
         share * z3.total / GB,
     ]
 
@@ -116,7 +117,7 @@ NO_CUT = Layout()
 def _bubble_answers() -> dict[str, Callable[[], Value]]:
     cases = [(16, 16), (16, 64), (16, 256), (8, 8), (8, 32), (8, 64)]
     return {
-        f"bubble.p{p}_m{m}": (lambda p=p, m=m: bubble("1f1b", p, m).idle_fraction)  # type: ignore[misc]
+        f"bubble.p{p}_m{m}": (lambda p=p, m=m: find_schedule("1f1b").bubble_of(p, m).idle_fraction)  # type: ignore[misc]
         for p, m in cases
     }
 
@@ -268,11 +269,11 @@ SYSTEMS: dict[str, Callable[[], Value]] = {
     "llama3_405b.tokens_per_s": lambda: rate_from_share(1.0, 6 * N405, 16384 * 400e12),
     "llama3_405b.days_15.6T": lambda: seconds_for(15.6e12, 6 * N405, 16384 * 400e12, 1.0) / 86400,
     "llama3_405b.llama3_paper_bubble_interleaved": lambda: (
-        bubble("interleaved", 16, 32, v=8).over_ideal
+        find_schedule("interleaved").bubble_of(16, 32, v=8).over_ideal
     ),
-    "bubble.naive_1mb_p16": lambda: bubble("gpipe", 16, 1).idle_fraction,
-    "inflight.gpipe_p8_m32": lambda: peak_in_flight("gpipe", 8, 32),
-    "inflight.1f1b_p8_m32": lambda: peak_in_flight("1f1b", 8, 32),
+    "bubble.naive_1mb_p16": lambda: find_schedule("gpipe").bubble_of(16, 1).idle_fraction,
+    "inflight.gpipe_p8_m32": lambda: find_schedule("gpipe").peak_in_flight(8, 32, 1)[0],
+    "inflight.1f1b_p8_m32": lambda: find_schedule("1f1b").peak_in_flight(8, 32, 1)[0],
     **_bubble_answers(),
 }
 

@@ -23,6 +23,7 @@ from phalanx.core.layout import Coordinates
 from phalanx.core.run import Run
 from phalanx.core.traffic import Transfer
 from phalanx.cost.units import UnitSize, bytes_per_element, passes, units_at
+from phalanx.schedules.layouts import is_asynchronous, reduces_every
 
 
 def refuse(run: Run) -> None:
@@ -35,7 +36,7 @@ def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
     layout = run.layout
     if layout.dp * layout.cp == 1:
         return
-    counts = passes(run) if layout.asynchronous else 1
+    counts = passes(run) if is_asynchronous(layout) else 1
     yield Transfer("data", "all_reduce", "valid tokens", 8 * counts)
     for unit in units_at(run, at):
         yield from _of_unit(run, unit)
@@ -45,7 +46,7 @@ def _of_unit(run: Run, unit: UnitSize) -> Iterator[Transfer]:
     layout, m = run.layout, passes(run)
     compute, wide = bytes_per_element(layout)
     ep = layout.ep if unit.spread else 1
-    updates = m if layout.asynchronous else 1
+    updates = m if is_asynchronous(layout) else 1
     everyone, sharers = layout.dp * layout.cp // ep, layout.sharers // ep
     if layout.zero_stage == 0:
         if everyone > 1:
@@ -53,7 +54,7 @@ def _of_unit(run: Run, unit: UnitSize) -> Iterator[Transfer]:
             yield Transfer("data", "all_reduce", "gradients", size, updates)
         return
     n = unit.padded(sharers)
-    reductions = m if layout.reduces_every else 1
+    reductions = m if reduces_every(layout) else 1
     again = layout.zero_stage == 3 and layout.reshard
     gathers = m * (unit.uses + unit.backward) if again else updates
     if sharers > 1:

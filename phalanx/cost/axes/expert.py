@@ -22,7 +22,7 @@ from phalanx.core.layout import Coordinates
 from phalanx.core.run import Run
 from phalanx.core.traffic import Transfer
 from phalanx.cost.units import bytes_per_element, passes, stages_at
-from phalanx.schedules.placement import placement
+from phalanx.schedules.layouts import placement
 
 COUNT = 8  # bytes of a number of rows
 

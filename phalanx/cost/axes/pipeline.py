@@ -10,92 +10,61 @@ section 3.2.1.
 from collections.abc import Iterator
 
 from phalanx.core.errors import RefusedError, shorten
-from phalanx.core.layout import FOLDED, Coordinates, Layout
+from phalanx.core.layout import DEFAULT_SCHEDULE, Coordinates, Layout
 from phalanx.core.run import Run
 from phalanx.core.traffic import Transfer
 from phalanx.cost.units import bytes_per_element, kept_elements, passes, tokens_at, units_at
-from phalanx.schedules.file import read_schedule, refuse_early_embedding, schedule_to_train
-from phalanx.schedules.placement import placement
+from phalanx.schedules.check import check
+from phalanx.schedules.file import refuse_early_embedding
+from phalanx.schedules.layouts import chunks, layers_of_stages, placement, spec_of
+from phalanx.schedules.registry import NAMES
+from phalanx.schedules.spec import ScheduleSpec
 
 
 def refuse(run: Run) -> None:
     """Raise RefusedError where layers or micro-batches do not suit the schedule."""
-    layout, m = run.layout, run.micro_batches
-    if layout.schedule.endswith(".csv"):
-        schedule = schedule_to_train(layout, m)
+    layout, m, spec = run.layout, run.micro_batches, spec_of(run.layout)
+    _refuse_sizes(layout, spec, m)
+    if layout.schedule not in NAMES:
+        schedule = spec.build(layout.pp, m, chunks(layout))
+        check(schedule)
         if run.model.tied:
             refuse_early_embedding(schedule)
-    layout.layers_of_stages(run.model.layers)
-    _refuse_chunks(layout)
-    _refuse_compiled(layout)
-    if layout.asynchronous:
+    layers_of_stages(layout, run.model.layers)
+    if layout.compile and spec.splits_backward:
+        raise RefusedError(
+            f"schedule={layout.schedule} splits the backward, which a compiled block does at "
+            f"once; use compile=off, or schedule={DEFAULT_SCHEDULE}"
+        )
+    if spec.asynchronous:
         _refuse_synchrony(run)
-    if layout.schedule == "dualpipe" and layout.pp % 2:
-        raise RefusedError(
-            f"schedule=dualpipe pairs its ranks, but pp={layout.pp} is odd; "
-            f"use pp={layout.pp + 1}, or schedule=dualpipev"
-        )
-    if enough(layout, m) != m:
-        fits = [enough(layout, 1)]
-        while len(fits) < 5:
-            fits.append(enough(layout, fits[-1] + 1))
-        unit = layout.dp * layout.mb
-        raise RefusedError(
-            f"schedule={layout.schedule} on pp={layout.pp} needs {_WANTED[layout.schedule]} "
-            f"micro-batches, and there are {m}; recipe.batch can be "
-            f"{shorten([unit * fit for fit in fits], 4)}"
-        )
-
-
-_WANTED = {
-    "interleaved": "a multiple of pp",
-    "dualpipe": "an even number, at least 2 pp, of",
-    "dualpipev": "at least 2 pp",
-}
 
 
 def enough(layout: Layout, m: int) -> int:
     """The fewest micro-batches that the schedule takes, but at least `m`; a file has its own."""
-    p = layout.pp
-    match layout.schedule:
-        case "interleaved":
-            return -(-m // p) * p
-        case "dualpipe":
-            return max(2 * p, m + m % 2)
-        case "dualpipev":
-            return max(2 * p, m)
-        case name if name.endswith(".csv"):
-            return read_schedule(name).m
-        case _:
-            return m
+    return spec_of(layout).micro_batches(layout.pp).fewest(m)
 
 
-def _refuse_chunks(layout: Layout) -> None:
-    """Only interleaving and files leave the number of chunks open."""
-    if layout.schedule.endswith(".csv"):
-        return
-    if layout.schedule == "interleaved":
-        if min(layout.pp, layout.chunks) == 1:
+def _refuse_sizes(layout: Layout, spec: ScheduleSpec, m: int) -> None:
+    """Raise where the schedule cannot be had with these ranks, chunks and micro-batches."""
+    name, p, v = layout.schedule, layout.pp, chunks(layout)
+    for key, size, sizes in (("pp", p, spec.ranks), ("v", v, spec.chunks)):
+        if not sizes.hold(size):
             raise RefusedError(
-                f"pp={layout.pp} v={layout.chunks} has nothing to interleave; use pp and v of at "
-                "least 2, or schedule=1f1b with v=1"
+                f"schedule={name} needs {key} to be {sizes}, not {key}={size}; use "
+                f"{key}={sizes.nearest(size)}, or schedule={DEFAULT_SCHEDULE} with v=1"
             )
+    sizes = spec.micro_batches(p)
+    if sizes.hold(m):
         return
-    needed = 2 if layout.schedule in FOLDED else 1
-    if layout.chunks != needed:
-        raise RefusedError(
-            f"schedule={layout.schedule} has {needed} stage{'s' * (needed > 1)} per rank, not "
-            f"v={layout.chunks}; use schedule=interleaved, or v={needed}"
-        )
-
-
-def _refuse_compiled(layout: Layout) -> None:
-    """A compiled block computes both halves of its backward at once."""
-    if layout.compile and layout.schedule not in ("gpipe", "1f1b", "interleaved", "pipedream"):
-        raise RefusedError(
-            f"schedule={layout.schedule} splits the backward, which a compiled block does at "
-            "once; use compile=off, or schedule=1f1b"
-        )
+    fits = [sizes.fewest(1)]
+    while len(fits) < 5 and not sizes.fixed:
+        fits.append(sizes.fewest(fits[-1] + 1))
+    unit = layout.dp * layout.mb
+    raise RefusedError(
+        f"schedule={name} on pp={p} needs the number of micro-batches to be {sizes}, and there are "
+        f"{m}; recipe.batch can be {shorten([unit * fit for fit in fits], 4)}"
+    )
 
 
 def _refuse_synchrony(run: Run) -> None:
@@ -119,8 +88,8 @@ def _refuse_synchrony(run: Run) -> None:
     ):
         if asked:
             raise RefusedError(
-                f"schedule=pipedream moves each stage by itself, but {needs}; "
-                f"use {instead}, or schedule=1f1b"
+                f"schedule={layout.schedule} moves each stage by itself, but {needs}; "
+                f"use {instead}, or schedule={DEFAULT_SCHEDULE}"
             )
 
 

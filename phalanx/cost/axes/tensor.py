@@ -34,6 +34,7 @@ from phalanx.cost.units import (
     tokens_at,
     units_at,
 )
+from phalanx.schedules.layouts import reduces_every
 
 Messages = Counter[tuple[Collective, str, int]]  # by collective, purpose and bytes per token
 
@@ -73,7 +74,7 @@ def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
             yield from _loss(run, tokens, max(wide, 4))
     for (collective, purpose, size), times in sent.items():
         yield Transfer("tensor", collective, purpose, tokens * size, times * m)
-    reductions = m if layout.reduces_every else 1
+    reductions = m if reduces_every(layout) else 1
     for unit in units_at(run, at):
         if unit.partial:
             size = unit.partial * wide

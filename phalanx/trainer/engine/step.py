@@ -14,7 +14,7 @@ from torch import Tensor
 from phalanx.core.run import Run
 from phalanx.data.batches import Batch
 from phalanx.schedules.build import lowered, lowered_forward_only
-from phalanx.schedules.placement import placement
+from phalanx.schedules.layouts import placement, reduces_every
 from phalanx.trainer.engine.balance import Balancer, Load
 from phalanx.trainer.engine.executor import Executor
 from phalanx.trainer.engine.optimizer import Late, Optimizer, clip, late_norm
@@ -111,7 +111,7 @@ def build_engine(run: Run, mesh: Mesh) -> Engine:
     """Build this rank's part of the model, its optimizer and its executor."""
     layout = run.layout
     precision = Dtypes.of(run, mesh.device)
-    schedule = lowered(layout, run.micro_batches, layout.reduces_every)
+    schedule = lowered(layout, run.micro_batches, reduces_every(layout))
     arithmetic = choose(precision, mesh)
     source = starting_values(run)
     stages = build_stages(run, mesh, precision, arithmetic.products, source)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from phalanx.core.run import Recipe, Run
-from phalanx.schedules.placement import placement
+from phalanx.schedules.layouts import layers_of_stages, placement
 from phalanx.trainer.engine.offload import HostBuffers, memory_of
 from phalanx.trainer.engine.saved import Saved
 from phalanx.trainer.engine.unit import Source, Unit
@@ -185,7 +185,7 @@ def build_stages(
     in the same order, and a tied table is made where the model begins.
     """
     layout, where = mesh.layout, placement(mesh.layout)
-    layers = layout.layers_of_stages(run.model.layers)
+    layers = layers_of_stages(layout, run.model.layers)
     maker = _UnitMaker(run, mesh, precision, source)
     host = HostBuffers(mesh.device) if layout.offload.activations else None
     stages = {}

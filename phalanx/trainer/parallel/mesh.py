@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from phalanx.core.layout import Coordinates, Layout
 from phalanx.core.traffic import Axis
-from phalanx.schedules.placement import placement
+from phalanx.schedules.layouts import placement
 from phalanx.trainer.parallel.comm import DirectGroup, Group, Ledger
 
 GroupType = Callable[[Axis, Sequence[int], dist.ProcessGroup | None, Ledger], Group]

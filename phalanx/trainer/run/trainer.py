@@ -17,6 +17,7 @@ from phalanx.core.timeline import Span, Timeline
 from phalanx.data.batches import SampleStream
 from phalanx.data.corpus import Corpus, open_corpus
 from phalanx.data.prefetch import Prefetcher
+from phalanx.schedules.layouts import is_asynchronous, layers_of_stages
 from phalanx.trainer.checkpoint import Checkpoint, Saver, newest
 from phalanx.trainer.engine.pipedream import asynchronous, pipedream_step
 from phalanx.trainer.engine.step import Engine, build_engine, evaluate, train_step
@@ -117,7 +118,7 @@ def _open(worker: Worker, run: Run, directory: RunDirectory | None, reporter: Re
     corpus = open_corpus(run.data, run.model.vocab)
     training, held_out = corpus.split(run.data.validation, run.recipe.seq)
     engine = build_engine(run, mesh)
-    if run.layout.asynchronous:
+    if is_asynchronous(run.layout):
         engine = asynchronous(engine)
     main = worker.rank == 0
     return Session(
@@ -204,7 +205,7 @@ def _info(session: Session, first: int) -> RunInfo:
         weights=run.weights,
         layout=run.layout,
         precision=session.engine.arithmetic.told or str(run.layout.precision),
-        stages=run.layout.layers_of_stages(run.model.layers),
+        stages=layers_of_stages(run.layout, run.model.layers),
         micro_batches=run.micro_batches,
         parameters=run.model.params(),
         tokens_per_step=run.recipe.tokens_per_step,
@@ -223,7 +224,7 @@ def _steps(session: Session, first: int, last: int) -> tuple[int, bool]:
     engine, recorder = session.engine, session.engine.recorder
     engine.mesh.ledger.clear()
     skipped_in_a_row = 0
-    take_step = pipedream_step if session.run.layout.asynchronous else train_step
+    take_step = pipedream_step if is_asynchronous(session.run.layout) else train_step
     with Prefetcher(session.training, engine.positions(), first, last) as batches:
         start = time.perf_counter()
         for step, batch in batches:
@@ -376,7 +377,7 @@ def _next_steps(session: Session, *, interrupted: bool) -> tuple[tuple[str, str]
     if interrupted:
         steps.append((f"phalanx train --resume {home}", "go on where this stopped"))
     # stale gradients differ from one device by design, and bf16 weights alone have no fp64
-    if not run.layout.asynchronous and run.recipe.master_weights == "fp32":
+    if not is_asynchronous(run.layout) and run.recipe.master_weights == "fp32":
         prove = f"phalanx train {file} --prove 1 --set recipe.stop_at=1"
         steps.append((prove, "prove this layout equal to one device"))
     if not interrupted:

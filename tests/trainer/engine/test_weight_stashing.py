@@ -18,6 +18,7 @@ from phalanx.oracle.pool import RankPool
 from phalanx.oracle.reference import _loss, _Model, _optimizer
 from phalanx.oracle.verify import Case, verify
 from phalanx.schedules.build import build
+from phalanx.schedules.layouts import layers_of_stages, num_stages
 from phalanx.schedules.pipedream import stashed_weights, weight_delays
 from phalanx.trainer.engine.pipedream import Stashing, asynchronous, pipedream_step
 from phalanx.trainer.engine.step import build_engine
@@ -32,10 +33,10 @@ CPU = torch.device("cpu")
 
 def stage_of(name: str, run: Run) -> int:
     """The stage that holds a parameter."""
-    last = run.layout.num_stages - 1
+    last = num_stages(run.layout) - 1
     if not name.startswith("blocks"):
         return 0 if name.startswith(("embedding", "positions")) else last
-    layer, sizes = int(name.split(".")[1]), run.layout.layers_of_stages(run.model.layers)
+    layer, sizes = int(name.split(".")[1]), layers_of_stages(run.layout, run.model.layers)
     return next(s for s in range(last + 1) if layer < sum(sizes[: s + 1]))
 
 
