@@ -21,7 +21,7 @@ Everything is a column over a table of layouts and ranks: a row may be a layout,
 of one. Symbols: h hidden, f ffn width, V vocabulary, t tp, T tokens of a micro-batch on one rank.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, reduce
 from typing import Literal, NamedTuple
@@ -32,38 +32,17 @@ from phalanx.core.errors import UsageError
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.precision import Precision
-from phalanx.core.recompute import MODES, NONE, SELECTIVE, Recompute
 from phalanx.core.run import Recipe
-from phalanx.cost.axes.context import held_in_backward
+from phalanx.cost.block_memory import BF16, BlockMemory, Pair, saved_bytes, widths
 from phalanx.cost.params import copies
-from phalanx.cost.precision import as_operands
 from phalanx.cost.ranks import ParameterCounts, PipelineRanks, ranks_of
-from phalanx.cost.saved import (
-    FP32,
-    OURS,
-    Saved,
-    Stack,
-    block_saved,
-    head_saved,
-    kept,
-    mlp_saved,
-)
+from phalanx.cost.saved import FP32, OURS, Stack, head_saved
 from phalanx.cost.state import StateBytes
 from phalanx.cost.table import Column, Table
 
-BF16 = 2
 SCORE_GRADIENTS = 2  # of the softmax and of what dropout left of it, while they are differentiated
 MomentName = Literal["forward", "loss", "backward"]
 CLASSES = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "reserve")
-
-# bytes of an element in products, of a master weight, of both moments
-_WIDTHS = {
-    "bf16": (2, 4, 8),
-    "fp16": (2, 4, 8),
-    "fp32": (4, 0, 8),
-    "fp64": (8, 0, 16),
-}
-
 
 class Moment(NamedTuple):
     """What is alive at one moment beside the state and the activations in flight.
@@ -142,7 +121,7 @@ def state_bytes(precision: Precision, zero: Column, stack: Stack) -> StateBytes:
     Raises:
         UsageError: a precision that only a device can resolve, or one without a rule.
     """
-    element, master, moments = _widths(precision)
+    element, master, moments = widths(precision)
     master = master if stack.master_weights else 0
     gathers = np.equal(zero, 3)
     return StateBytes(
@@ -151,12 +130,6 @@ def state_bytes(precision: Precision, zero: Column, stack: Stack) -> StateBytes:
         master=np.where(gathers, master or element, master),
         moments=stack.moment_bytes or moments,
     )
-
-
-def _widths(precision: Precision) -> tuple[int, int, int]:
-    if precision.rest not in _WIDTHS:
-        raise UsageError(f"name the precision to count bytes: {', '.join(sorted(_WIDTHS))}")
-    return _WIDTHS[precision.rest]
 
 
 def ours(recipe: Recipe) -> Stack:
@@ -219,6 +192,11 @@ class Ranks:
     in_flight: Column
     stack: Stack
 
+    @cached_property
+    def of_block(self) -> BlockMemory:
+        """What one block saves and makes."""
+        return BlockMemory(self.table, self.stack)
+
     # parameters
 
     @cached_property
@@ -236,7 +214,7 @@ class Ranks:
     @cached_property
     def block(self) -> Column:
         """Parameters of the largest block."""
-        return self._most(self.params.dense, self.params.routed + self.params.experts)
+        return self._most((self.params.dense, self.params.routed + self.params.experts))
 
     @cached_property
     def vocabulary(self) -> Column:
@@ -259,22 +237,7 @@ class Ranks:
         first = self.blocks.first
         return (self.blocks.stages - first) * self.block + first * self.vocabulary
 
-    # sizes of activations
-
-    @cached_property
-    def element(self) -> int:
-        """Bytes of an activation, and of a weight as products read it."""
-        return _widths(self.table.precision)[0]
-
-    @cached_property
-    def tokens(self) -> Column:
-        """T, of a micro-batch on one cp rank."""
-        return self.table.mb * self.table.recipe.seq / self.table.cp
-
-    @cached_property
-    def boundary(self) -> Column:
-        """S: one activation between blocks, of all tokens."""
-        return self.tokens * self.table.model.hidden * self.element
+    # activations
 
     @cached_property
     def away(self) -> Column:
@@ -289,30 +252,30 @@ class Ranks:
     @cached_property
     def stage_activations(self) -> Column:
         """Saved by one micro-batch in one of its stages, on average over them."""
-        blocks, (dense, routed) = self.blocks, self._saved
+        blocks, (dense, routed) = self.blocks, self.of_block.saved
         saved = blocks.dense * dense + blocks.routed * routed
         for length in {mode.segment for mode in self.table.recompute.values} - {0, 1}:
             here = self.table.recompute.test(lambda mode, k=length: mode.segment == k)
-            saved = np.where(here, blocks.segments(length) * self._least(dense, routed), saved)
-        return self.tokens * saved / blocks.stages
+            inputs = blocks.segments(length) * self._least(self.of_block.saved)
+            saved = np.where(here, inputs, saved)
+        return saved / blocks.stages
 
     @cached_property
     def block_activations(self) -> Column:
         """K: saved by one micro-batch in one block, the one that saves least."""
-        return np.where(self.away, 0.0, self.tokens * self._least(*self._saved))
+        return np.where(self.away, 0.0, self._least(self.of_block.saved))
 
     @cached_property
     def block_everything(self) -> Column:
         """Saved by one block if nothing were freed, the one that saves most."""
-        return self.tokens * self._most(*self._fold(lambda saved, _: saved))
+        return self._most(self.of_block.everything)
 
     @cached_property
     def made_again(self) -> Column:
         """R: what is made or brought again while the backward of a block runs."""
-        gone = self.tokens * self._most(*self._fold(self._gone))
+        gone = self._most(self.of_block.made_again)
         if np.any(self.away):
-            away = self.tokens * self._most(*self._fold(lambda saved, _: _of_mlp(saved)))
-            gone = np.where(self.away, away, gone)
+            gone = np.where(self.away, self._most(self.of_block.fetched), gone)
         segments = self.table.recompute.pick(lambda mode: mode.segment)
         if not np.any(segments):
             return gone
@@ -321,24 +284,8 @@ class Ranks:
 
     @cached_property
     def block_gradients(self) -> Column:
-        """G(x): of one block's activations, of its MLP or under cp of its attention."""
-        mlp = [self._mlp_gradients(routed=routed) for routed in (False, True)]
-        if not self.stack.key_gradients_travel or not np.any(self.table.cp > 1):
-            return self.tokens * self._most(*mlp)
-        attention = held_in_backward(self.table, self.element)
-        freed = self._fold(lambda saved, _: mlp_saved(saved))
-        both = [np.maximum(one, attention - gone) for one, gone in zip(mlp, freed, strict=True)]
-        return self.tokens * np.where(self.table.cp > 1, self._most(*both), self._most(*mlp))
-
-    def _mlp_gradients(self, *, routed: bool) -> Column:
-        """Per token: a gelu frees its output before its input has a gradient; a swiglu holds it."""
-        shape, t = self.table.model, self.table.tp
-        inputs = 3 if shape.activation == "swiglu" else 1
-        gathered = 2 * shape.hidden  # gradient of the output, input
-        if not routed:
-            return self.element * (inputs * shape.ffn / t + gathered)
-        rows = shape.top_k * (inputs * shape.expert_width + 2 * shape.hidden)
-        return self.element * (rows / np.where(self.table.sp, t, 1) + gathered)
+        """G(x): of one block's activations."""
+        return self._most(self.of_block.gradients)
 
     @cached_property
     def always(self) -> Column:
@@ -348,81 +295,21 @@ class Ranks:
         scores that are in memory. A block's recomputed parts, where we do not know when they go.
         """
         table, cut = self.table, np.where(self.table.sp, self.table.tp, 1)
-        held = np.where(table.pp > 1, 2 * self.boundary / cut, 0.0)
+        held = np.where(table.pp > 1, 2 * self.of_block.boundary / cut, 0.0)
         if not self.stack.fused_attention:
-            scores = table.model.heads / table.tp * table.recipe.seq * self.tokens
+            scores = table.model.heads / table.tp * table.recipe.seq * self.of_block.tokens
             held = held + SCORE_GRADIENTS * BF16 * scores
-        if any(self._by_others(mode) for mode in table.recompute.values):
-            gone = self._fold(lambda saved, mode: self._freed_by_others(saved, mode))
-            held = held + self.tokens * self._most(*gone)
+        if any(self.of_block.by_others(mode) for mode in table.recompute.values):
+            held = held + self._most(self.of_block.freed_by_others)
         return held
 
-    # what blocks save, tensor by tensor
-
-    @cached_property
-    def _saved(self) -> tuple[Column, Column]:
-        """Bytes per token that a block without, and one with experts saves until its backward."""
-        return self._fold(self._kept)
-
-    @cached_property
-    def _all_saved(self) -> tuple[tuple[Saved, ...], tuple[Saved, ...]]:
-        """Every tensor of a block without, and of one with experts."""
-        shape, seq = self.table.model, self.table.recipe.seq
-        dense = block_saved(replace(shape, experts=0), 0, seq, self.element, self.stack)
-        if not shape.is_moe:
-            return dense, ()
-        return dense, block_saved(shape, shape.layers - 1, seq, self.element, self.stack)
-
-    def _fold(
-        self, choose: Callable[[tuple[Saved, ...], Recompute], Iterable[Saved]]
-    ) -> tuple[Column, Column]:
-        """Bytes per token of chosen tensors, in a block of each kind."""
-        dense, routed = self._all_saved
-        return (
-            saved_bytes(self.table, lambda mode: choose(dense, mode)),
-            saved_bytes(self.table, lambda mode: choose(routed, mode)) if routed else 0.0,
-        )
-
-    def _kept(self, saved: tuple[Saved, ...], mode: Recompute) -> tuple[Saved, ...]:
-        """What is saved under one mode of recomputation."""
-        if mode.segment:
-            return kept(saved, mode)
-        left = kept(saved, mode)
-        if self._by_others(mode) and "operators" in mode.parts:
-            left = _kept_by_operator(saved)
-        if self.table.precision.recipe and mode in (NONE, SELECTIVE):
-            left = tuple(as_operands(left, self.table))
-        if self.stack.keeps_gates and self.table.model.activation == "swiglu":
-            left = (*left, Saved("gate", self.table.model.ffn * self.element, "tp"))
-        return left
-
-    def _gone(self, saved: tuple[Saved, ...], mode: Recompute) -> tuple[Saved, ...]:
-        """What recomputing parts of a block makes again for its MLP."""
-        if mode.segment or self._by_others(mode):
-            return ()
-        left = kept(saved, mode)
-        return tuple(item for item in _of_mlp(saved) if item not in left)
-
-    def _by_others(self, mode: Recompute) -> bool:
-        """Whether another program recomputes parts of blocks: how we do it is known."""
-        known = mode in MODES or mode.segment > 0
-        return not (known or self.stack.parts_as_ledger)
-
-    def _freed_by_others(self, saved: tuple[Saved, ...], mode: Recompute) -> tuple[Saved, ...]:
-        if not self._by_others(mode):
-            return ()
-        if "operators" not in mode.parts:
-            left = kept(saved, mode)
-            return tuple(item for item in saved if item not in left)
-        less = [item._replace(bytes=-item.bytes) for item in _kept_by_operator(saved)]
-        return (*saved, *less)
-
-    def _most(self, dense: Column, routed: Column) -> Column:
+    def _most(self, pair: Pair) -> Column:
         """The larger of two kinds of block, of those that a rank has."""
-        blocks = self.blocks
+        blocks, (dense, routed) = self.blocks, pair
         return np.maximum((blocks.dense > 0) * dense, (blocks.routed > 0) * routed)
 
-    def _least(self, dense: Column, routed: Column) -> Column:
+    def _least(self, pair: Pair) -> Column:
+        dense, routed = pair
         has_dense, has_routed = self.blocks.dense > 0, self.blocks.routed > 0
         least = np.minimum(
             np.where(has_dense, dense, np.inf), np.where(has_routed, routed, np.inf)
@@ -439,8 +326,8 @@ class Ranks:
         comes later needs the gradient of the logits only.
         """
         table, waits = self.table, self.alone & ~self.away
-        saved = head_saved(table.model, self.element, self.stack)
-        one = self.tokens * saved_bytes(table, lambda _: saved)
+        saved = head_saved(table.model, self.of_block.element, self.stack)
+        one = self.of_block.tokens * saved_bytes(table, lambda _: saved)
         logits, others = self._per_logit(self.stack.logit_kept), one
         if np.any(self.chunk):  # they keep the gradient of the matrix instead
             made = self.made_gradient
@@ -466,7 +353,7 @@ class Ranks:
     @cached_property
     def logit_gradient(self) -> Column:
         """The gradient of the logits, as products read it."""
-        whole = self._per_logit(self.element)
+        whole = self._per_logit(self.of_block.element)
         return np.where(self.chunk > 0, 0.0, whole) if np.any(self.chunk) else whole
 
     @cached_property
@@ -474,28 +361,28 @@ class Ranks:
         """Tokens whose logits are alive at once, if not all of them are; only ours does so."""
         if not self.stack.parts_as_ledger:
             return 0
-        return np.minimum(self.table.logits, self.tokens)
+        return np.minimum(self.table.logits, self.of_block.tokens)
 
     @property
     def _chunk_of_logits(self) -> Column:
         """Logits of a few tokens beside the table's gradient as it adds up; and the input's."""
-        table, element, wide = self.table, self.element, max(self.element, FP32)
+        table, element, wide = self.table, self.of_block.element, max(self.of_block.element, FP32)
         narrow = element if element < wide else 0  # what is in both formats for a moment
         logits = self.chunk * table.model.vocab / table.tp
-        several, params = self.tokens > self.chunk, self.vocabulary
+        several, params = self.of_block.tokens > self.chunk, self.vocabulary
         total, more = np.where(several, wide, 0), np.where(several, narrow, element)
         beside = np.maximum(params * total + logits * (wide + narrow), params * (total + more))
         gathered = np.where(table.sp, 2, 1)
         at_end = params * (total + more) + logits * element
-        return np.maximum(beside, at_end) + gathered * self.boundary
+        return np.maximum(beside, at_end) + gathered * self.of_block.boundary
 
     @cached_property
     def made_gradient(self) -> Column:
         """A gradient of the head as the product leaves it, before it is added up."""
-        return self.vocabulary * (self.element if self.stack.adds_apart else 0)
+        return self.vocabulary * (self.of_block.element if self.stack.adds_apart else 0)
 
     def _per_logit(self, size: Column) -> Column:
-        return self.tokens * self.table.model.vocab * size / self.table.tp
+        return self.of_block.tokens * self.table.model.vocab * size / self.table.tp
 
 
 @dataclass(frozen=True)
@@ -563,7 +450,7 @@ class ShardedRanks:
         """A block whole, while the one before it leaves the device."""
         ranks = self.ranks
         happens = ranks.away & ~self.table.recompute.test(lambda mode: mode.segment > 0)
-        made = ranks.block_everything + 2 * ranks.boundary
+        made = ranks.block_everything + 2 * ranks.of_block.boundary
         return Moment("forward", happens, made, 0.0, self.gathered(2 * ranks.block))
 
     def loss(self) -> Moment:
@@ -578,7 +465,7 @@ class ShardedRanks:
         matrix, logits = self.whole(ranks.vocabulary), ranks.logit_gradient
         of_logits = logits >= matrix
         buffers = self.gathered(ranks.vocabulary + ranks.block) + self.sent(ranks.left_behind)
-        buffers = buffers + (ranks.boundary + ranks.made_gradient)
+        buffers = buffers + (ranks.of_block.boundary + ranks.made_gradient)
         return Moment(
             "loss",
             ranks.blocks.last > 0,
@@ -607,7 +494,7 @@ class ShardedRanks:
         ranks = self.ranks
         before = ranks.block + np.maximum(ranks.left_behind - ranks.vocabulary, 0)
         buffers = self.gathered(ranks.tied) + self.whole(ranks.vocabulary) + self.sent(before)
-        buffers = buffers + (ranks.made_gradient + ranks.boundary)
+        buffers = buffers + (ranks.made_gradient + ranks.of_block.boundary)
         freed = np.where(ranks.away, 0.0, -ranks.stage_activations)
         return Moment("backward", ranks.blocks.first > 0, freed, 0.0, buffers)
 
@@ -628,7 +515,7 @@ class ShardedRanks:
         whole, part = ranks.shared + ranks.experts, self.parameters_kept
         spread = [np.where(zero >= stage, part, whole) for stage in range(4)]
         apart = np.where(zero == 1, part, 0.0) if ranks.stack.reduced_apart else 0.0
-        stays = np.where((zero == 3) & ~table.reshard, whole * ranks.element, 0.0)
+        stays = np.where((zero == 3) & ~table.reshard, whole * ranks.of_block.element, 0.0)
         state = StateBytes(
             weights=spread[3] * per_param.weights + stays,
             gradients=(spread[2] + apart) * per_param.gradients,
@@ -638,7 +525,7 @@ class ShardedRanks:
         if not np.any(self._state_away):
             return state
         nvme = table.offload.test(lambda offload: offload.nvme)
-        resident = np.where(nvme | (zero == 3), 0.0, whole * ranks.element)
+        resident = np.where(nvme | (zero == 3), 0.0, whole * ranks.of_block.element)
         added = np.where(zero < 2, whole * per_param.gradients, 0.0)
         away = self._state_away
         return StateBytes(
@@ -671,7 +558,7 @@ class ShardedRanks:
         """Bytes of weights that come and go: the unit in use and the next one are whole."""
         nvme = self.table.offload.test(lambda offload: offload.nvme)
         comes = (self.zero == 3) & self.table.reshard | nvme
-        return params * np.where(comes, self.ranks.element, 0) if np.any(comes) else 0.0
+        return params * np.where(comes, self.ranks.of_block.element, 0) if np.any(comes) else 0.0
 
     def whole(self, params: Column) -> Column:
         """Bytes of gradients that are whole until they are reduced, under ZeRO-2 and 3."""
@@ -684,43 +571,3 @@ class ShardedRanks:
         if not np.any(self.zero >= 2):
             return 0.0
         return self.whole(params) * (1 + 1 / self.table.shards)
-
-
-def saved_bytes(table: Table, of_mode: Callable[[Recompute], Iterable[Saved]]) -> Column:
-    """Bytes on one rank for each token of a micro-batch, as every layout cuts them.
-
-    Args:
-        table: the layouts.
-        of_mode: the tensors that are saved under a mode of recomputation.
-    """
-    modes = table.recompute
-    sums: dict[tuple[str, int], list[float]] = {}
-    for place, mode in enumerate(modes.values):
-        for item in of_mode(mode):
-            each = sums.setdefault((item.cut, item.most), [0.0] * len(modes.values))
-            each[place] += item.bytes
-    total: Column = 0.0
-    for (cut, most), sizes in sums.items():
-        parts = {"tp": table.tp, "sequence": np.where(table.sp, table.tp, 1), "whole": 1}[cut]
-        parts = np.minimum(parts, most) if most else parts
-        total = total + np.array(sizes)[modes.codes] / parts
-    return total
-
-
-def _of_mlp(saved: tuple[Saved, ...]) -> tuple[Saved, ...]:
-    """What of the MLP comes again; the result of its activation goes before the rest comes."""
-    return tuple(i for i in mlp_saved(saved) if not i.name.endswith("after activation"))
-
-
-def _kept_by_operator(saved: tuple[Saved, ...]) -> tuple[Saved, ...]:
-    """The block's input, the attention result, and the results of every second product.
-
-    Beside them stands the input of the MLP, as wide as the two sums, halved.
-    """
-    outputs = ("query", "keys", "values", "mlp: first", "mlp: second")
-    outputs += ("experts: first", "experts: second")
-    return (
-        *(item for item in saved if item.part == "input" or item.name == "attention result"),
-        *(item._replace(bytes=item.bytes / 2) for item in saved if item.name.startswith(outputs)),
-        *(item for item in saved if item.name == "mlp input"),
-    )

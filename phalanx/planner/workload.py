@@ -1,47 +1,46 @@
-"""What is asked of the planner: one layout of one model on one cluster, and whether it can be."""
+"""What is to be trained, on what, by what program; and whether a layout of it can be priced."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from phalanx.catalog.sustained import sustained
 from phalanx.core.cluster import Cluster
 from phalanx.core.errors import RefusedError, UsageError, divisors, shorten
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
-from phalanx.core.precision import Precision
+from phalanx.core.precision import BF16, Precision
 from phalanx.core.recompute import FULL, NONE, SELECTIVE, Recompute
+from phalanx.core.run import Recipe
 from phalanx.core.sustained import Sustained
 from phalanx.cost.compute import Machine
-from phalanx.cost.practice import PHALANX, Practice
-from phalanx.cost.wires import Group
+from phalanx.cost.framework import PHALANX, Framework
+from phalanx.cost.links import Fabric
+from phalanx.cost.table import Table
 from phalanx.schedules.layouts import chunks, layers_of_stages, spec_of
 
 
-@dataclass(frozen=True)
-class Question:
-    """A layout to be priced.
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """All that a price depends on beside the layout.
 
     Attributes:
         shape: the model.
-        cluster: the devices; as many as the layout has ranks.
-        layout: how the step is cut; its precision is resolved.
+        cluster: the devices.
         seq: s, tokens per sequence.
         batch: sequences per step.
-        practice: what the program does.
-        rates: what the devices reach.
+        precision: of the layouts, resolved.
+        framework: the program.
+        assumed: what the devices reach; None for what the catalog knows of them.
     """
 
     shape: ModelShape
     cluster: Cluster
-    layout: Layout
     seq: int
     batch: int
-    practice: Practice
-    rates: Sustained
-
-    @property
-    def micro_batches(self) -> int:
-        """m, per rank and step."""
-        return self.layout.micro_batches(self.batch)
+    precision: Precision = BF16
+    framework: Framework = PHALANX
+    assumed: Sustained | None = None
 
     @property
     def tokens(self) -> int:
@@ -49,52 +48,58 @@ class Question:
         return self.seq * self.batch
 
     @property
-    def v(self) -> int:
-        """Chunks of layers per pipeline rank."""
-        return chunks(self.layout)
+    def capacity(self) -> float:
+        """Bytes of one device."""
+        return self.cluster.accelerator.memory
 
-    @property
+    @cached_property
+    def rates(self) -> Sustained:
+        """What the devices reach."""
+        return self.assumed or sustained(self.cluster.accelerator.name)
+
+    @cached_property
     def machine(self) -> Machine:
-        """One device as arithmetic sees it."""
-        precision, rates = self.layout.precision, self.rates
-        recipe, rest = precision.recipe, precision.rest
+        """One device as arithmetic sees it.
+
+        Raises:
+            RefusedError: its matrix units do not run the format.
+        """
+        rest, framework = self.precision.rest, self.framework
         return Machine(
-            peak=peak_of(self.cluster, precision, rates),
-            wide=peak_of(self.cluster, Precision(rest=rest), rates),
+            peak=self._peak(self.precision),
+            wide=self._peak(Precision(rest=rest)),
             hbm=self.cluster.accelerator.hbm,
-            element=1 if recipe else {"fp32": 4, "fp64": 8}.get(rest, 2),
-            accumulate=self.practice.accumulate if self.practice.fused_accumulation else 0.0,
-            rates=rates,
+            element=1 if self.precision.recipe else {"fp32": 4, "fp64": 8}.get(rest, 2),
+            accumulate=framework.accumulate if framework.fused_accumulation else 0.0,
+            rates=self.rates,
         )
 
-    @property
-    def stride(self) -> dict[str, int]:
-        """How far apart the neighbours of each axis are, in ranks."""
-        layout = self.layout
-        inner = layout.tp * layout.cp
-        if self.practice.pipeline_outside:
-            return {"tp": 1, "cp": layout.tp, "dp": inner, "pp": inner * layout.dp}
-        return {"tp": 1, "cp": layout.tp, "pp": inner, "dp": inner * layout.pp}
+    def _peak(self, precision: Precision) -> float:
+        """Dense FLOP/s; where nobody published any, those assumed with the rates."""
+        device, assumed = self.cluster.accelerator, self.rates.assumed_peak
+        if not device.peaks and assumed and precision.rest in ("bf16", "fp16"):
+            return assumed
+        return device.peak(precision.matrix_format)
 
-    @property
-    def expert_group(self) -> Group:
-        """The ranks that share the experts; they are taken from dp x cp, and from tp if need be."""
-        layout = self.layout
-        if layout.dp * layout.cp % layout.ep:
-            return Group(layout.ep, 1)
-        contiguous = self.practice.pipeline_outside or layout.pp == 1 or layout.ep <= layout.cp
-        return Group(layout.ep, layout.tp if contiguous else self.stride["dp"])
+    @cached_property
+    def fabric(self) -> Fabric:
+        """The links between the devices."""
+        return Fabric.of(self.cluster, self.rates)
+
+    def table(self, layouts: Sequence[Layout]) -> Table:
+        """Layouts by column."""
+        return Table.of(self.shape, Recipe(seq=self.seq, batch=self.batch), layouts)
 
 
-def ask(
+def workload_of(
     shape: ModelShape,
     cluster: Cluster,
     layout: Layout,
     seq: int,
     batch: int,
-    practice: Practice = PHALANX,
-) -> Question:
-    """Put the question, if it has an answer.
+    framework: Framework = PHALANX,
+) -> tuple[Workload, Layout]:
+    """The workload of one layout, and the layout with its precision resolved.
 
     Args:
         shape: the model.
@@ -102,7 +107,7 @@ def ask(
         layout: how the step is cut; precision "auto" is bf16.
         seq: tokens per sequence.
         batch: sequences per step.
-        practice: what the program does.
+        framework: the program.
 
     Raises:
         UsageError: a sequence or a batch without tokens.
@@ -111,22 +116,16 @@ def ask(
     if seq < 1 or batch < 1:
         raise UsageError(f"seq={seq} batch={batch}; both are at least 1")
     layout = replace(layout, precision=layout.precision.on("bf16"))
-    rates = sustained(cluster.accelerator.name)
-    question = Question(shape, cluster, layout, seq, batch, practice, rates)
-    refuse(question)
-    return question
-
-
-def peak_of(cluster: Cluster, precision: Precision, rates: Sustained) -> float:
-    """Dense FLOP/s of a format; where nobody published any, the one assumed with the rates.
-
-    Raises:
-        RefusedError: the matrix units do not run this format.
-    """
-    device = cluster.accelerator
-    if not device.peaks and rates.assumed_peak and precision.rest in ("bf16", "fp16"):
-        return rates.assumed_peak
-    return device.peak(precision.matrix_format)
+    workload = Workload(
+        shape=shape,
+        cluster=cluster,
+        seq=seq,
+        batch=batch,
+        precision=layout.precision,
+        framework=framework,
+    )
+    refuse(workload, layout)
+    return workload, layout
 
 
 def formula_mode(recompute: Recompute) -> Recompute:
@@ -136,26 +135,26 @@ def formula_mode(recompute: Recompute) -> Recompute:
     return SELECTIVE if recompute.core else NONE
 
 
-def refuse(question: Question) -> None:
+def refuse(workload: Workload, layout: Layout) -> None:
     """Raise where the model, the batch or the devices cannot be cut so.
 
     Raises:
         RefusedError: with the numbers that clash, and what works.
     """
-    shape, layout, cluster = question.shape, question.layout, question.cluster
+    shape, cluster = workload.shape, workload.cluster
     if layout.ranks != cluster.count:
         raise RefusedError(_wrong_product(layout, cluster.count))
-    peak_of(cluster, layout.precision, question.rates)
+    _ = workload.machine
     _refuse_heads(shape, layout)
     _refuse_experts(shape, layout)
-    if question.seq % layout.cp:
+    if workload.seq % layout.cp:
         raise RefusedError(
-            f"a sequence of {question.seq} tokens cannot be cut over cp={layout.cp}; "
-            f"cp can be {shorten(divisors(question.seq))}"
+            f"a sequence of {workload.seq} tokens cannot be cut over cp={layout.cp}; "
+            f"cp can be {shorten(divisors(workload.seq))}"
         )
     refuse_unpriced(layout)
     layers_of_stages(layout, shape.layers)
-    layout.micro_batches(question.batch)
+    layout.micro_batches(workload.batch)
 
 
 def refuse_unpriced(layout: Layout) -> None:

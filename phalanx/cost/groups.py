@@ -1,0 +1,70 @@
+"""Where the ranks stand that take part in a message: how many, and how far apart.
+
+Ranks are numbered with tp fastest, then cp, then pp and dp; some programs put pp outermost.
+"""
+
+import numpy as np
+
+from phalanx.cost.framework import Framework
+from phalanx.cost.links import Group
+from phalanx.cost.messages.unit import Among
+from phalanx.cost.params import copies
+from phalanx.cost.table import Column, Table
+
+
+def group_of(table: Table, among: Among, framework: Framework) -> Group:
+    """The ranks of a message in every row.
+
+    Args:
+        table: the layouts.
+        among: what they have in common.
+        framework: whose order of ranks it is.
+    """
+    inner = table.tp * table.cp
+    outside = framework.pipeline_outside
+    to_stage = inner * table.dp if outside else inner
+    to_replica = inner if outside else inner * table.pp
+    if among.startswith("expert"):
+        return _of_experts(table, among, to_replica)
+    match among:
+        case "tp":
+            return Group(table.tp, 1)
+        case "kv replicas":
+            return Group(np.maximum(table.tp // table.model.kv_heads, 1), 1)
+        case "cp":
+            return Group(table.cp, table.tp)
+        case "pp neighbours":
+            return Group(table.pp, to_stage)
+        case "embedding group" | "pp replicas":
+            return Group(np.minimum(table.pp, 2), to_stage * np.maximum(table.pp - 1, 1))
+        case "dp":
+            return Group(table.dp * table.cp, np.where(table.cp > 1, table.tp, to_replica))
+        case "shards":
+            return Group(table.sharers, np.where(table.cp > 1, table.tp, to_replica))
+        case "replicas":
+            return Group(table.dp // table.shards, to_replica * table.shards)
+        case "ep":
+            near = outside | (table.pp == 1) | (table.ep <= table.cp)
+            stride = np.where(near, table.tp, to_replica)
+            return Group(table.ep, np.where(_borrows(table), 1, stride))
+        case _:
+            return Group(table.dp * table.pp * inner, 1)
+
+
+def _borrows(table: Table) -> Column:
+    """Where experts take their ranks from tp too."""
+    return table.dp * table.cp % table.ep != 0
+
+
+def _of_experts(table: Table, among: Among, to_replica: Column) -> Group:
+    """Those of the data-parallel ranks that hold the same experts."""
+    if among == "expert replicas":
+        return Group(table.dp // table.shards, to_replica * table.shards)
+    size = copies(table).experts
+    if among == "expert dp":
+        size = size * (table.dp // table.shards)
+    within = table.tp * np.minimum(table.ep, table.cp)
+    stride = np.where(
+        table.ep < table.cp, within, to_replica * np.maximum(table.ep // table.cp, 1)
+    )
+    return Group(size, np.where(_borrows(table), np.maximum(table.tp, to_replica), stride))

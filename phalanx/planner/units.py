@@ -1,0 +1,240 @@
+"""Seconds of one micro-batch through each kind of unit: kernels, messages, and what hides them.
+
+Everything is a column over a table of layouts. A unit is an embedding, a block without or with
+experts, or a head.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from phalanx.cost.block_memory import BlockMemory
+from phalanx.cost.blocks import Slice, block_work, embedding_work, head_work
+from phalanx.cost.compute import Again, MemoryBoundKernel, Passes, Product, Scores, price
+from phalanx.cost.groups import group_of
+from phalanx.cost.links import Path
+from phalanx.cost.messages.unit import UnitMessage
+from phalanx.cost.operator import UnitName
+from phalanx.cost.operators import describe
+from phalanx.cost.ranks import ParameterCounts
+from phalanx.cost.table import Column, Table
+from phalanx.planner.workload import Workload
+
+# What the time inside the pipeline goes to; the kernels, then the messages by axis.
+PRODUCTS, ATTENTION, MEMORY = "products", "attention", "memory"
+ACCUMULATION, RECOMPUTE, LAUNCH = "accumulation", "recompute", "launch"
+WEIGHTS, OFFLOAD = "weights", "offload"
+KINDS: dict[str, type] = {PRODUCTS: Product, ATTENTION: Scores, MEMORY: MemoryBoundKernel}
+
+
+class SentMessage(NamedTuple):
+    """A kind of message with its price.
+
+    Attributes:
+        message: what is sent.
+        ranks: of the group.
+        seconds: of one.
+        exposed: seconds of one that nothing hides.
+    """
+
+    message: UnitMessage
+    ranks: Column
+    seconds: Column
+    exposed: Column
+
+
+@dataclass(frozen=True)
+class UnitSeconds:
+    """One micro-batch through one unit.
+
+    Attributes:
+        terms: seconds of the three passes by what they go to; they add up.
+        peak: seconds of products and of attention at the peak, parts of their terms.
+        sent: its messages.
+    """
+
+    terms: dict[str, Passes]
+    peak: dict[str, Passes]
+    sent: tuple[SentMessage, ...]
+
+    @property
+    def seconds(self) -> Passes:
+        """All of it."""
+        return added_up(self.terms.values())
+
+
+def added_up(passes: Iterable[Passes]) -> Passes:
+    """All of them, one after the other."""
+    total = Passes()
+    for each in passes:
+        total = total.plus(each)
+    return total
+
+
+@dataclass(frozen=True)
+class Units:
+    """Prices the units of a table.
+
+    Attributes:
+        workload: what is trained, and on what.
+        table: the layouts.
+        params: of each unit.
+        messages: of all units.
+    """
+
+    workload: Workload
+    table: Table
+    params: ParameterCounts
+    messages: Sequence[UnitMessage]
+
+    def seconds(self, unit: UnitName) -> UnitSeconds:
+        """One micro-batch through a unit, but for what ZeRO gathers and reduces around it."""
+        found = self._kernels(unit)
+        sent = []
+        for message in self.messages:
+            if message.unit == unit and message.when != "step" and message.behind != "next unit":
+                sent.append(self._price(message, found.terms))
+        terms, launches = dict(found.terms), found.launches
+        for each in sent:
+            axis, times = each.message.axis, self.times(each.message)
+            of_pass = Passes(F=times) if each.message.when == "forward" else Passes(I=times)
+            terms[axis] = terms.get(axis, Passes()).plus(of_pass.times(each.exposed))
+            launches = launches.plus(of_pass)
+        terms[LAUNCH] = self._starved(launches, added_up(terms.values()))
+        if unit in _BLOCKS and np.any(self._away):
+            terms[OFFLOAD] = self._copies(unit, added_up(terms.values()))
+        return UnitSeconds(terms, found.peak, tuple(sent))
+
+    def with_weights(self, unit: UnitName, inner: UnitSeconds) -> UnitSeconds:
+        """Add what ZeRO-2 and 3 gather and reduce around a unit, one unit ahead of the work.
+
+        What the arithmetic of one unit cannot hide of the next one's messages is exposed.
+
+        Args:
+            unit: which one.
+            inner: its seconds without; perhaps of a table with fewer columns.
+        """
+        found = [m for m in self.messages if m.unit == unit and m.behind == "next unit"]
+        if not found:
+            return inner
+        busy, total, sent = inner.seconds, Passes(), list[SentMessage]()
+        for forward, behind in ((True, busy.F), (False, busy.backward)):
+            here = [m for m in found if (m.when == "forward") == forward]
+            priced = [(m, *self._alone(m)) for m in here]
+            lasts = sum(seconds * self.times(m) for m, _, seconds in priced)
+            share = exposed_share(self.workload, lasts, behind)
+            sent += [SentMessage(m, n, seconds, seconds * share) for m, n, seconds in priced]
+            shown = lasts * share
+            total = total.plus(Passes(F=shown) if forward else Passes(I=shown))
+        return replace(
+            inner, terms={**inner.terms, WEIGHTS: total}, sent=(*inner.sent, *sent)
+        )
+
+    def times(self, message: UnitMessage) -> Column:
+        """How often a unit sends it in a micro-batch, on average over the blocks of a segment."""
+        if message.share == "all":
+            return message.times
+        length = self.table.recompute.pick(lambda mode: max(mode.segment, 1))
+        without = {"not last": 1, "not last two": 2}[message.share]
+        return message.times * np.maximum(length - without, 0) / length
+
+    def _kernels(self, unit: UnitName) -> "_Launched":
+        workload, table = self.workload, self.table
+        cut = Slice(table, workload.framework)
+        match unit:
+            case "embedding":
+                works, params = embedding_work(cut), self.params.embedding
+            case "head":
+                works, params = head_work(cut), self.params.head
+            case "dense block":
+                works, params = block_work(cut, routed=False), self.params.dense
+            case "routed block":
+                works = block_work(cut, routed=True)
+                params = self.params.routed + self.params.experts
+        kernels = price(works, workload.machine)
+        repeated = Again()
+        if unit in _BLOCKS:
+            early = workload.framework.stops_early
+            repeated = kernels.repeated(table.recompute, stops_early=early)
+        alone = 0.0 if workload.framework.fused_accumulation else workload.framework.accumulate
+        terms = {name: kernels.sum(kind) for name, kind in KINDS.items()}
+        terms[ACCUMULATION] = Passes(W=workload.machine.memory_seconds(alone * params))
+        terms[RECOMPUTE] = Passes(I=repeated.seconds)
+        forward, backward = kernels.launches.sum(axis=1)
+        peak = {name: kernels.at_peak(KINDS[name]) for name in (PRODUCTS, ATTENTION)}
+        return _Launched(terms, peak, Passes(forward, backward + repeated.kernels))
+
+    def _price(self, message: UnitMessage, terms: dict[str, Passes]) -> SentMessage:
+        """A message beside the kernels of its unit."""
+        ranks, lasts = self._alone(message)
+        exposed = lasts
+        if message.behind == "product" and self.workload.framework.hides_sums:
+            beside = terms[PRODUCTS].times(1 / (2 * self._products(message.unit)))
+            behind = beside.I if message.when == "weight gradient" else beside.W
+            exposed = lasts * exposed_share(self.workload, lasts, behind)
+        elif message.behind == "attention":
+            attention = terms[ATTENTION]
+            behind = attention.I / 2 if message.when == "input gradient" else attention.F
+            exposed = np.maximum(lasts - behind / self.table.cp, 0.0)
+        return SentMessage(message, ranks, lasts, exposed)
+
+    def _alone(self, message: UnitMessage) -> tuple[Column, Column]:
+        """Ranks of the group of a message, and seconds of one."""
+        workload = self.workload
+        group = group_of(self.table, message.among, workload.framework)
+        if message.among == "ep" and workload.framework.sends_token_once:
+            return group.size, tokens_once(workload, self.table, message, group)
+        path = Path(message.collective, group, workload.fabric)
+        return group.size, path.seconds(message.bytes)
+
+    def _products(self, unit: str) -> int:
+        """How many products of a unit have messages around them."""
+        operators = describe(self.table.model).of(unit)  # type: ignore[arg-type]  # of a unit
+        return max(sum(op.boundary is not None and op.boundary.beside_product for op in operators), 1)
+
+    def _starved(self, launches: Passes, busy: Passes) -> Passes:
+        """Seconds that the device waits for its next kernel, in forward and in all of backward."""
+        workload = self.workload
+        launch = 0.0 if workload.framework.graphs else workload.rates.launch
+        forward = np.maximum(launch * launches.F - busy.F, 0.0)
+        return Passes(forward, np.maximum(launch * launches.backward - busy.backward, 0.0))
+
+    @property
+    def _away(self) -> Column:
+        return self.table.offload.test(lambda offload: offload.activations)
+
+    def _copies(self, unit: UnitName, busy: Passes) -> Passes:
+        """Activations that leave for the host in forward and come back in backward, beside both.
+
+        The next block computes while those of one are on their way (Rajbhandari et al. 2021,
+        arXiv:2104.07857, section 5.2.2); only what takes longer than that is waited for.
+        """
+        dense, routed = BlockMemory(self.table, self.workload.framework.stack).saved
+        host = self.workload.fabric.host
+        size = np.where(self._away, routed if unit == "routed block" else dense, 0.0)
+        lasts = np.where(size > 0, host.latency + size / host.bandwidth, 0.0)
+        return Passes(
+            np.maximum(lasts - busy.F, 0.0), np.maximum(lasts - busy.backward, 0.0)
+        )
+
+
+_BLOCKS = ("dense block", "routed block")
+
+
+class _Launched(NamedTuple):
+    """Kernels of a unit by what they do, and how many are launched in forward and in backward."""
+
+    terms: dict[str, Passes]
+    peak: dict[str, Passes]
+    launches: Passes
+
+
+def exposed_share(workload: Workload, message: Column, behind: Column) -> Column:
+    """Which share of a message of so many seconds shows, behind so much arithmetic.
+
+    What is longer than the arithmetic, and of the rest what the arithmetic loses to it.
+    """
+    hidden = np.minimum(message, behind) * (1 - workload.rates.interference)
+    return np.where(message > 0, (message - hidden) / np.where(message > 0, message, 1.0), 0.0)
