@@ -49,14 +49,14 @@ class Term:
         return next((term for term in found if term is not None), None)
 
 
-class Message(NamedTuple):
+class PricedMessage(NamedTuple):
     """One kind of message of the busiest rank in one step, and what it costs.
 
     Attributes:
         axis: data, tensor, context, pipeline or expert.
         collective: the operation.
         purpose: what it is for.
-        bytes: of the full vector; see `core.traffic.Transfer`.
+        bytes: of the full vector; see `core.message.Message`.
         times: how often in a step.
         seconds: of all of them, on the links that they cross.
         exposed: seconds of them that no arithmetic hides.
@@ -130,7 +130,7 @@ class Estimate:
     micro_batches: int
     ranks: tuple[RankBytes, ...]
     capacity: float
-    messages: tuple[Message, ...]
+    messages: tuple[PricedMessage, ...]
     spread: float
     notes: tuple[str, ...] = ()
 

@@ -43,6 +43,10 @@ class Framework:
         optimizer_bytes: moved per parameter by a step of AdamW, norm and clipping included.
         graphs: kernels are launched from recorded graphs, without waiting for the host.
         gradient: bytes of an element of what is reduced.
+        sends_as_ledger: it sends what the axes declare, message by message; else what
+            `cost/messages/frameworks.py` makes of that.
+        sends_token_once: a token travels once to every rank that has one of its experts, and once
+            to every other domain.
     """
 
     name: str
@@ -62,6 +66,8 @@ class Framework:
     optimizer_bytes: float = EAGER_ADAMW
     graphs: bool = False
     gradient: float = 4.0
+    sends_as_ledger: bool = False
+    sends_token_once: bool = True
 
 
 PHALANX = Framework(
@@ -70,6 +76,8 @@ PHALANX = Framework(
     fused_passes=False,
     stops_early=True,
     hides_sums=False,
+    sends_as_ledger=True,
+    sends_token_once=False,
 )
 MEGATRON_CORE = Framework(
     name="Megatron Core",

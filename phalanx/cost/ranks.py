@@ -3,7 +3,7 @@
 Symbols: p pipeline ranks, v chunks per rank.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
@@ -11,7 +11,8 @@ import numpy as np
 
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
-from phalanx.cost.params import block_held, embedding_held, table_held
+from phalanx.cost.operators import describe
+from phalanx.cost.params import unit_sizes
 from phalanx.cost.table import Column, Integers, Table
 from phalanx.schedules.layouts import layers_of_stages, placement, spec_of
 
@@ -104,17 +105,25 @@ class ParameterCounts:
             table: the layouts.
             together: see `PipelineRanks`.
         """
-        shape = table.model
-        dense = block_held(replace(shape, experts=0), table, 0)
-        routed = block_held(shape, table, shape.layers - 1) if shape.is_moe else None
-        vocabulary = table_held(shape, table)
+        shape, none = table.model, np.zeros_like(table.tp)
+        counts: dict[tuple[str, str], Column] = {}
+        for name, unit, params, *_ in unit_sizes(table, describe(shape)):
+            if (unit, name) != ("head", "embedding"):
+                counts[unit, name] = params
+            else:  # a tied head is the table itself where one rank has both
+                counts[unit, name] = np.where(together > 0, 0, params)
+
+        def of(unit: str, *names: str) -> Column:
+            found = [n for (u, name), n in counts.items() if u == unit and name in (names or (name,))]
+            return sum(found, none)
+
         return cls(
-            dense=dense.shared,
-            routed=routed.shared if routed else 0,
-            experts=routed.experts if routed else 0,
-            table=vocabulary,
-            embedding=embedding_held(shape, table).total,
-            head=shape.norm_params() + np.where(together * shape.tied > 0, 0, vocabulary),
+            dense=of("dense block"),
+            routed=of("routed block", "block"),
+            experts=of("routed block", "experts"),
+            table=of("embedding", "embedding"),
+            embedding=of("embedding"),
+            head=of("head"),
         )
 
     def take(self, which: Any) -> "ParameterCounts":

@@ -19,6 +19,7 @@ from phalanx.core.precision import Precision
 from phalanx.core.recompute import Recompute
 from phalanx.core.run import Recipe, Run
 from phalanx.schedules.layouts import chunks
+from phalanx.schedules.registry import find_schedule
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -161,6 +162,16 @@ class Table:
     def zero_stage(self) -> Integers:
         """What is really sharded: `zero`, or 0 where no two ranks share a copy."""
         return np.where(self.sharers > 1, self.zero, 0)
+
+    @property
+    def asynchronous(self) -> Booleans:
+        """Whether every micro-batch moves the weights, rather than all of a step together."""
+        return self.schedule.test(lambda name: find_schedule(name).asynchronous)
+
+    @property
+    def reduces_every(self) -> Booleans:
+        """Whether the gradients of every micro-batch are reduced by themselves."""
+        return (self.zero_stage >= 2) | self.asynchronous
 
     @property
     def sequence_parts(self) -> Integers:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from phalanx.core.schedule import Action
-from phalanx.core.traffic import Axis, Collective, Transfer
+from phalanx.core.message import Axis, Collective, Message
 from phalanx.trainer.engine.executor import Executor
 from phalanx.trainer.engine.step import Engine
 from phalanx.trainer.engine.weight_gradients import Kept
@@ -75,7 +75,7 @@ class Mutation:
         return f"{self.collective} of {self.purpose} {self.fault}"
 
 
-def mutations_of(traffic: Iterable[Transfer]) -> list[Mutation]:
+def mutations_of(traffic: Iterable[Message]) -> list[Mutation]:
     """Everything that can go wrong with messages that were sent."""
     sent = sorted({(transfer.collective, transfer.purpose) for transfer in traffic})
     return [

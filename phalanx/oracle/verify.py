@@ -15,7 +15,7 @@ import torch
 from phalanx.core.errors import RefusedError
 from phalanx.core.layout import DEFAULT_SCHEDULE, Layout
 from phalanx.core.run import Run
-from phalanx.core.traffic import Transfer
+from phalanx.core.message import Message
 from phalanx.cost.axes.pipeline import enough
 from phalanx.data.batches import Stream
 from phalanx.data.synthetic import Masked, SyntheticStream
@@ -87,7 +87,7 @@ class Outcome:
     errors: dict[str, float]
     complaints: list[str]
     seconds: float
-    traffic: list[list[Transfer]] = field(default_factory=list)
+    traffic: list[list[Message]] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
@@ -101,7 +101,7 @@ class RankReport(NamedTuple):
     losses: list[float]
     norms: list[float]
     seen: list[Seen]
-    traffic: list[Transfer]
+    traffic: list[Message]
 
 
 def default_case(layout: Layout, tables: Tables | None = None, **situation: Any) -> Case:

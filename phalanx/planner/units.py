@@ -14,18 +14,19 @@ from phalanx.cost.block_memory import BlockMemory
 from phalanx.cost.blocks import Slice, block_work, embedding_work, head_work
 from phalanx.cost.compute import Again, MemoryBoundKernel, Passes, Product, Scores, price
 from phalanx.cost.groups import group_of
-from phalanx.cost.links import Path
+from phalanx.cost.links import Group, Path
 from phalanx.cost.messages.unit import UnitMessage
 from phalanx.cost.operator import UnitName
 from phalanx.cost.operators import describe
 from phalanx.cost.ranks import ParameterCounts
+from phalanx.cost.roofline import expected_ranks
 from phalanx.cost.table import Column, Table
 from phalanx.planner.workload import Workload
 
 # What the time inside the pipeline goes to; the kernels, then the messages by axis.
 PRODUCTS, ATTENTION, MEMORY = "products", "attention", "memory"
 ACCUMULATION, RECOMPUTE, LAUNCH = "accumulation", "recompute", "launch"
-WEIGHTS, OFFLOAD = "weights", "offload"
+WEIGHTS, OFFLOAD, UPDATES = "weights", "offload", "updates"
 KINDS: dict[str, type] = {PRODUCTS: Product, ATTENTION: Scores, MEMORY: MemoryBoundKernel}
 
 
@@ -192,7 +193,8 @@ class Units:
     def _products(self, unit: str) -> int:
         """How many products of a unit have messages around them."""
         operators = describe(self.table.model).of(unit)  # type: ignore[arg-type]  # of a unit
-        return max(sum(op.boundary is not None and op.boundary.beside_product for op in operators), 1)
+        found = [op.boundary for op in operators if op.boundary]
+        return max(sum(each.kind != "gather" or bool(each.again) for each in found), 1)
 
     def _starved(self, launches: Passes, busy: Passes) -> Passes:
         """Seconds that the device waits for its next kernel, in forward and in all of backward."""
@@ -229,6 +231,22 @@ class _Launched(NamedTuple):
     terms: dict[str, Passes]
     peak: dict[str, Passes]
     launches: Passes
+
+
+def tokens_once(
+    workload: Workload, table: Table, message: UnitMessage, group: Group
+) -> Column:
+    """Seconds of an all-to-all in which a token visits every rank and every other domain once.
+
+    Source: DeepSeek-V3 (arXiv:2412.19437), section 3.2.2.
+    """
+    K, fabric = table.model.top_k, workload.fabric
+    e, r = group.size, group.inside(fabric)
+    tokens, near = message.bytes / K, group.near(fabric)
+    inside = tokens * expected_ranks(e, K) * (r - 1) / e / near.bandwidth
+    beyond = tokens * expected_ranks(e // r, K) * (1 - r / e) / fabric.far.bandwidth
+    latency = np.where(r < e, fabric.far.latency, near.latency)
+    return np.where(e > 1, np.maximum(inside, beyond) + latency, 0.0)
 
 
 def exposed_share(workload: Workload, message: Column, behind: Column) -> Column:

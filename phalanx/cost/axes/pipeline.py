@@ -7,13 +7,9 @@ Sources: Narayanan et al. 2021 (arXiv:2104.04473), section 3.2; DeepSeek-V3 (arX
 section 3.2.1.
 """
 
-from collections.abc import Iterator
-
 from phalanx.core.errors import RefusedError, shorten
 from phalanx.core.layout import DEFAULT_SCHEDULE, Coordinates, Layout
 from phalanx.core.run import Run
-from phalanx.core.traffic import Transfer
-from phalanx.cost.units import bytes_per_element, kept_elements, passes, tokens_at, units_at
 from phalanx.schedules.check import check
 from phalanx.schedules.file import refuse_early_embedding
 from phalanx.schedules.layouts import chunks, layers_of_stages, placement, spec_of
@@ -91,25 +87,3 @@ def _refuse_synchrony(run: Run) -> None:
                 f"schedule={layout.schedule} moves each stage by itself, but {needs}; "
                 f"use {instead}, or schedule={DEFAULT_SCHEDULE}"
             )
-
-
-def transfers(run: Run, at: Coordinates) -> Iterator[Transfer]:
-    """What the rank at `at` sends along pp in one step."""
-    layout, m = run.layout, passes(run)
-    if layout.pp == 1:
-        return
-    compute, wide = bytes_per_element(layout)
-    parts = layout.tp if layout.sequence_parallel else 1
-    size = tokens_at(run) // parts * run.model.hidden * compute
-    where = placement(layout)
-    for stage in where.stages_of(at.pp):
-        if where.crosses(stage, 1):
-            yield Transfer("pipeline", "send", "activations", size, m)
-        if where.crosses(stage, -1):
-            yield Transfer("pipeline", "send", "activation gradients", size, m)
-    for unit in units_at(run, at):
-        size = kept_elements(unit, layout) * wide
-        if where.copies > 1:
-            yield Transfer("pipeline", "all_reduce", "gradients both ways", size)
-        if unit.tied:
-            yield Transfer("pipeline", "all_reduce", "tied embedding", size)

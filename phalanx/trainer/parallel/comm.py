@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from phalanx.core.traffic import Axis, Collective, Transfer
+from phalanx.core.message import Axis, Collective, Message
 
 _ONE_HOP_BYTES = 1 << 15  # below this a second round of messages costs more than the bytes
 
@@ -55,14 +55,14 @@ class Ledger:
     """
 
     def __init__(self) -> None:
-        self._counts: Counter[Transfer] = Counter()
+        self._counts: Counter[Message] = Counter()
         self.waited: dict[str, float] = {}
         self._waited_before: dict[str, float] = {}
         self.watch: Callable[[Passage], None] = lambda _: None
 
     def note(self, axis: Axis, collective: Collective, purpose: str, size: int) -> None:
         """Count one message of `size` bytes."""
-        self._counts[Transfer(axis, collective, purpose, size)] += 1
+        self._counts[Message(axis, collective, purpose, size)] += 1
 
     def note_wait(self, passage: Passage) -> None:
         """Count time in which the rank could only wait."""
@@ -81,7 +81,7 @@ class Ledger:
         self.waited.clear()
         self._waited_before.clear()
 
-    def transfers(self) -> list[Transfer]:
+    def transfers(self) -> list[Message]:
         """What was sent, equal messages added up, in a stable order."""
         return sorted(t._replace(times=n) for t, n in self._counts.items())
 

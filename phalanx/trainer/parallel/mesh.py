@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from phalanx.core.layout import Coordinates, Layout
-from phalanx.core.traffic import Axis
+from phalanx.core.message import Axis
 from phalanx.schedules.layouts import placement
 from phalanx.trainer.parallel.comm import DirectGroup, Group, Ledger
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from phalanx.core.precision import Precision
 from phalanx.core.run import Run
-from phalanx.core.traffic import Axis
+from phalanx.core.message import Axis
 from phalanx.cost.flops import describe_convention, flops_per_token, utilization
 from phalanx.trainer.engine.balance import Load
 from phalanx.trainer.engine.step import Engine, StepResult

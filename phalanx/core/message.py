@@ -1,4 +1,4 @@
-"""What one axis says it sends in a step, so that a plan and a run can be compared."""
+"""What ranks send each other: what a plan says before a step and a run records during it."""
 
 from typing import Literal, NamedTuple
 
@@ -8,13 +8,13 @@ Collective = Literal[
 ]
 
 
-class Transfer(NamedTuple):
-    """One kind of message, as a single rank issues it.
+class Message(NamedTuple):
+    """One kind of message, as a single rank issues it in one optimizer step.
 
     Attributes:
         axis: the axis of the mesh that it crosses.
         collective: the operation.
-        purpose: what it is for, in a few words; the same word in the plan and in the run.
+        purpose: what it is for, in a few words; the same words in the plan and in the run.
         bytes: size of the full vector: what is reduced, the gathered result, the message sent.
         times: how often in one optimizer step.
     """
