@@ -6,7 +6,7 @@ Ranks are numbered with tp fastest, then cp, then pp and dp; some programs put p
 import numpy as np
 
 from phalanx.cost.framework import Framework
-from phalanx.cost.links import Group
+from phalanx.cost.links import Fabric, Group, Path
 from phalanx.cost.messages.unit import Among
 from phalanx.cost.params import copies
 from phalanx.cost.table import Column, Table
@@ -49,6 +49,34 @@ def group_of(table: Table, among: Among, framework: Framework) -> Group:
             return Group(table.ep, np.where(_borrows(table), 1, stride))
         case _:
             return Group(table.dp * table.pp * inner, 1)
+
+
+class Routes:
+    """The ways of all messages of a table: each group and each path is found once.
+
+    Args:
+        table: the layouts.
+        framework: whose order of ranks it is.
+        fabric: what messages cross.
+    """
+
+    def __init__(self, table: Table, framework: Framework, fabric: Fabric) -> None:
+        self.table, self.fabric, self._framework = table, fabric, framework
+        self._groups: dict[Among, Group] = {}
+        self._paths: dict[tuple[str, Among], Path] = {}
+
+    def group(self, among: Among) -> Group:
+        """The ranks that take part."""
+        if among not in self._groups:
+            self._groups[among] = group_of(self.table, among, self._framework)
+        return self._groups[among]
+
+    def seconds(self, collective: str, among: Among, size: Column) -> Column:
+        """Of one message of `size` bytes."""
+        key = collective, among
+        if key not in self._paths:
+            self._paths[key] = Path(collective, self.group(among), self.fabric)
+        return self._paths[key].seconds(size)
 
 
 def _borrows(table: Table) -> Column:

@@ -5,14 +5,14 @@ All columns. The rank that finishes its backward last is the first one, so its p
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from phalanx.cost.block_memory import BF16 as HALF
 from phalanx.cost.compute import Passes
-from phalanx.cost.groups import group_of
-from phalanx.cost.links import Path
+from phalanx.cost.groups import Routes
 from phalanx.cost.messages.unit import Among, UnitMessage
 from phalanx.cost.memory import state_bytes
 from phalanx.cost.operator import UnitName
@@ -54,6 +54,7 @@ class DataAxis:
         messages: of all units.
         counts: how many of each unit the first rank holds.
         budget: what may hide messages.
+        routes: what they cross.
     """
 
     workload: Workload
@@ -61,7 +62,9 @@ class DataAxis:
     messages: Sequence[UnitMessage]
     counts: dict[UnitName, Column]
     budget: OverlapBudget
+    routes: Routes
 
+    @cached_property
     def terms(self) -> dict[str, Column]:
         """Seconds of a step by what they go to; what no row has is left out."""
         framework, passes = self.workload.framework, self.budget.passes
@@ -77,7 +80,7 @@ class DataAxis:
 
     def sent(self) -> list[SentMessage]:
         """The messages of the end of a step with their prices; what is hidden, evenly over them."""
-        terms = self.terms()
+        terms = self.terms
         shown = {
             "gradients": terms.get(REDUCE, 0.0),
             "weights": terms.get(GATHER, 0.0),
@@ -85,24 +88,23 @@ class DataAxis:
         }
         found = []
         for message in self.messages:
-            if message.when != "step" or not self._count(message):
+            if message.when != "step" or not np.any(self._count(message)):
                 continue
             ranks, each = self._alone(message, self._bytes(message))
-            total = sum(total.seconds for total in self._totals(message.purpose, "step").values())
-            share = shown.get(message.purpose, total) / total if np.any(total) else 0.0
-            found.append(SentMessage(message, ranks, each, each * share))
+            exposed = each
+            if message.behind == "pass":
+                whole = self._seconds(message.purpose, "step")
+                exposed = each * (shown[message.purpose] / whole if np.any(whole) else 0.0)
+            found.append(SentMessage(message, ranks, each, exposed))
         return found
 
     def update(self) -> Column:
         """Seconds in which one update's messages show where nothing hides them (PipeDream)."""
-        totals = (*self._totals("gradients", "step").values(),)
-        totals += (*self._totals("weights", "step").values(),)
-        return sum(total.seconds for total in totals)
+        return self._seconds("gradients", "step") + self._seconds("weights", "step")
 
     def _once(self, purpose: str, behind: Column, *, hides: bool) -> Column:
         """Exposed seconds of what is sent once a step, beside so much arithmetic."""
-        lasts = sum(total.seconds for total in self._totals(purpose, "step").values())
-        return self._shown(lasts, behind, hides=hides)
+        return self._shown(self._seconds(purpose, "step"), behind, hides=hides)
 
     def _over_copies(self) -> Column:
         """HSDP: each rank's part, summed with the other sharded copies.
@@ -112,13 +114,11 @@ class DataAxis:
         totals = self._totals("gradients of copies", "step")
         if not totals:
             return 0.0
-        lasts = sum(total.seconds for total in totals.values())
+        lasts = self._seconds("gradients of copies", "step")
         inside: Column = 0.0
         for when in ("step", "weight gradient"):
             for among, total in self._totals("gradients", when).items():
-                group = group_of(self.table, among, self.workload.framework)
-                path = Path("reduce_scatter", group, self.workload.fabric)
-                inside = inside + path.seconds(total.bytes)
+                inside = inside + self.routes.seconds("reduce_scatter", among, total.bytes)
         left = np.maximum(self.budget.passes.backward - inside, 0.0)
         return self._shown(lasts, left, hides=self.workload.framework.hides_gradients)
 
@@ -127,9 +127,8 @@ class DataAxis:
         total: Column = 0.0
         for among, found in self._totals(purpose, when).items():
             collective = "all_gather" if purpose == "weights" else "reduce_scatter"
-            group = group_of(self.table, among, self.workload.framework)
-            path = Path(collective, group, self.workload.fabric)
-            total = total + path.seconds(found.bytes / self.budget.units)
+            size = found.bytes / self.budget.units
+            total = total + self.routes.seconds(collective, among, size)
         return total
 
     def _small_sums(self) -> Column:
@@ -150,6 +149,10 @@ class DataAxis:
         behind = behind * (1 - 1 / units)
         share = exposed_share(self.workload, lasts, behind)
         return np.maximum(lasts * share, lasts / units)
+
+    def _seconds(self, purpose: str, when: str) -> Column:
+        """Of all messages of one purpose, one after the other."""
+        return sum(total.seconds for total in self._totals(purpose, when).values())
 
     def _totals(self, purpose: str, when: str) -> dict[Among, _Total]:
         """Messages of one purpose by group; what goes together is one message."""
@@ -176,9 +179,8 @@ class DataAxis:
         return self.counts.get(message.unit, 1)  # type: ignore[call-overload]  # a rank is one
 
     def _alone(self, message: UnitMessage, size: Column) -> tuple[Column, Column]:
-        group = group_of(self.table, message.among, self.workload.framework)
-        path = Path(message.collective, group, self.workload.fabric)
-        return group.size, path.seconds(size)
+        group = self.routes.group(message.among)
+        return group.size, self.routes.seconds(message.collective, message.among, size)
 
 
 def optimizer_seconds(workload: Workload, table: Table, kept: Column) -> Column:

@@ -16,9 +16,8 @@ from phalanx.cost.axes import refuse_impossible
 from phalanx.cost.compute import Passes
 from phalanx.cost.flops import utilization
 from phalanx.cost.framework import PHALANX, Framework
-from phalanx.cost.groups import group_of
+from phalanx.cost.groups import Routes
 from phalanx.cost.holdings import Holdings, holdings
-from phalanx.cost.links import Path
 from phalanx.cost.memory import Ranks, ShardedRanks
 from phalanx.cost.messages import times_in_step
 from phalanx.cost.messages.frameworks import messages_of
@@ -34,7 +33,7 @@ from phalanx.planner.data_axis import (
     with_jitter,
 )
 from phalanx.planner.pipeline import Pipeline, stage_counts
-from phalanx.planner.units import UPDATES, SentMessage, Units, UnitSeconds
+from phalanx.planner.units import SentMessage, Units, UnitSeconds, hop_seconds
 from phalanx.planner.workload import Workload, workload_of
 from phalanx.schedules.layouts import chunks, is_asynchronous, placement, spec_of
 
@@ -128,6 +127,11 @@ class Priced:
         return messages_of(self.table, self.workload.framework)
 
     @cached_property
+    def routes(self) -> Routes:
+        """What messages cross."""
+        return Routes(self.table, self.workload.framework, self.workload.fabric)
+
+    @cached_property
     def counts(self) -> dict[UnitName, Integers]:
         """Units of every stage of one copy of the model."""
         return stage_counts(self.workload.shape, self.layout)
@@ -150,7 +154,8 @@ class Priced:
     @cached_property
     def units(self) -> dict[UnitName, UnitSeconds]:
         """One micro-batch through every kind of unit that there is."""
-        units = Units(self.workload, self.table, self.ranks.params, self.sends)
+        params = self.ranks.params
+        units = Units(self.workload, self.table, params, self.sends, self.routes)
         found = {}
         for unit in UNITS:
             if np.any(self.counts[unit]):
@@ -160,7 +165,7 @@ class Priced:
     @cached_property
     def pipeline(self) -> Pipeline:
         """The stages, ready to be played."""
-        return Pipeline.of(self.layout, self.m, self.units, self.counts, self._hop())
+        return Pipeline.of(self.layout, self.m, self.units, self.counts, self.hop)
 
     def rank_bytes(self) -> Iterator[RankBytes]:
         """Bytes of every pipeline rank at its worst moment."""
@@ -171,7 +176,7 @@ class Priced:
             by_class = tuple((name, float(size[rank])) for name, size in classes.items())
             yield RankBytes(rank, str(moment), by_class, float(self.ranks.in_flight[rank]))
 
-    @property
+    @cached_property
     def data_axis(self) -> DataAxis:
         """The ends of the step on the first rank."""
         first = {unit: int(count[0]) for unit, count in self.counts.items()}
@@ -180,7 +185,7 @@ class Priced:
             Passes(*(self.pipeline.total[:, 0] * v)), max(sum(first.values()) * v, 1)
         )
         held = self._counts_of(0)
-        return DataAxis(self.workload, self.table, self.sends, held, budget)
+        return DataAxis(self.workload, self.table, self.sends, held, budget, self.routes)
 
     def _counts_of(self, rank: int) -> dict[UnitName, int]:
         slices = list(placement(self.layout).slices_of(rank))
@@ -188,7 +193,7 @@ class Priced:
 
     def _outside(self) -> Iterator[Term]:
         """The data axis and the optimizer."""
-        found = self.data_axis.terms()
+        found = self.data_axis.terms
         if found:
             parts = tuple(Term(n, float(np.max(s)), worth=float(np.max(s))) for n, s in found.items())
             yield Term("data axis", children=parts, worth=sum(part.seconds for part in parts))
@@ -215,14 +220,10 @@ class Priced:
         jitter = Term("waiting for the slowest rank", wait, worth=wait, reason=reason)
         return replace(body, children=(*body.children, jitter))
 
-    def _hop(self) -> float:
+    @cached_property
+    def hop(self) -> float:
         """Seconds to carry one tensor to the next stage."""
-        sends = [m for m in self.sends if m.among == "pp neighbours"]
-        if not sends:
-            return 0.0
-        group = group_of(self.table, "pp neighbours", self.workload.framework)
-        path = Path("send", group, self.workload.fabric)
-        return float(np.max(path.seconds(sends[0].bytes)))
+        return float(np.max(hop_seconds(self.sends, self.routes)))
 
     def _messages(self) -> Iterator[PricedMessage]:
         """What the busiest rank sends in a step, equal messages added up."""
@@ -234,11 +235,11 @@ class Priced:
         yield from _added_up(sent, held, self.table.m)
 
     def _hops(self) -> Iterator[SentMessage]:
-        hop, pp = self._hop(), self.table.pp
-        shown = next((t.seconds for t in self.pipeline.report()[0][-1:] if t.find("hops")), 0.0)
+        """What stages send each other; what shows of it is a term of its own."""
+        ranks, hop = self.routes.group("pp neighbours").size, np.array([self.hop])
         for message in self.sends:
             if message.among == "pp neighbours":
-                yield SentMessage(message, pp, np.array([hop]), np.array([0.0 * shown]))
+                yield SentMessage(message, ranks, hop, 0 * hop)
 
     def _notes(self) -> Iterator[str]:
         rates, device = self.workload.rates, self.workload.cluster.accelerator

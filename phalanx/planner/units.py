@@ -13,8 +13,7 @@ import numpy as np
 from phalanx.cost.block_memory import BlockMemory
 from phalanx.cost.blocks import Slice, block_work, embedding_work, head_work
 from phalanx.cost.compute import Again, MemoryBoundKernel, Passes, Product, Scores, price
-from phalanx.cost.groups import group_of
-from phalanx.cost.links import Group, Path
+from phalanx.cost.groups import Routes
 from phalanx.cost.messages.unit import UnitMessage
 from phalanx.cost.operator import UnitName
 from phalanx.cost.operators import describe
@@ -83,12 +82,14 @@ class Units:
         table: the layouts.
         params: of each unit.
         messages: of all units.
+        routes: what they cross.
     """
 
     workload: Workload
     table: Table
     params: ParameterCounts
     messages: Sequence[UnitMessage]
+    routes: Routes
 
     def seconds(self, unit: UnitName) -> UnitSeconds:
         """One micro-batch through a unit, but for what ZeRO gathers and reduces around it."""
@@ -183,12 +184,10 @@ class Units:
 
     def _alone(self, message: UnitMessage) -> tuple[Column, Column]:
         """Ranks of the group of a message, and seconds of one."""
-        workload = self.workload
-        group = group_of(self.table, message.among, workload.framework)
-        if message.among == "ep" and workload.framework.sends_token_once:
-            return group.size, tokens_once(workload, self.table, message, group)
-        path = Path(message.collective, group, workload.fabric)
-        return group.size, path.seconds(message.bytes)
+        group = self.routes.group(message.among)
+        if message.among == "ep" and self.workload.framework.sends_token_once:
+            return group.size, tokens_once(self.routes, message)
+        return group.size, self.routes.seconds(message.collective, message.among, message.bytes)
 
     def _products(self, unit: str) -> int:
         """How many products of a unit have messages around them."""
@@ -233,14 +232,21 @@ class _Launched(NamedTuple):
     launches: Passes
 
 
-def tokens_once(
-    workload: Workload, table: Table, message: UnitMessage, group: Group
-) -> Column:
+def hop_seconds(messages: Iterable[UnitMessage], routes: Routes) -> Column:
+    """Seconds to carry one tensor to the next pipeline rank; 0 where there is none."""
+    sends = [message for message in messages if message.among == "pp neighbours"]
+    if not sends:
+        return np.zeros(1)
+    seconds = routes.seconds("send", "pp neighbours", sends[0].bytes)
+    return np.where(sends[0].times > 0, seconds, 0.0)
+
+
+def tokens_once(routes: Routes, message: UnitMessage) -> Column:
     """Seconds of an all-to-all in which a token visits every rank and every other domain once.
 
     Source: DeepSeek-V3 (arXiv:2412.19437), section 3.2.2.
     """
-    K, fabric = table.model.top_k, workload.fabric
+    K, fabric, group = routes.table.model.top_k, routes.fabric, routes.group(message.among)
     e, r = group.size, group.inside(fabric)
     tokens, near = message.bytes / K, group.near(fabric)
     inside = tokens * expected_ranks(e, K) * (r - 1) / e / near.bandwidth

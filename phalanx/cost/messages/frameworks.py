@@ -54,7 +54,7 @@ def messages_of(table: Table, framework: Framework) -> list[UnitMessage]:
     plain = _as_others_cut(table)
     where = replace(setting(plain), wide=framework.gradient, pads=False)
     found = [each for each in messages(where) if each.purpose not in _SMALL]
-    return list(_joined(each for sent in found for each in _changed(plain, sent)))
+    return list(_joined(each for sent in found for each in _changed(plain, framework.gradient, sent)))
 
 
 def _as_others_cut(table: Table) -> Table:
@@ -64,21 +64,22 @@ def _as_others_cut(table: Table) -> Table:
         table,
         precision=Precision(rest="bf16"),
         logits=np.zeros_like(table.logits),
+        compile=np.zeros_like(table.compile),
         recompute=Choice(segments, table.recompute.codes),
         context=Choice(("ring",), np.zeros_like(table.context.codes)),
     )
 
 
-def _changed(table: Table, sent: UnitMessage) -> Iterator[UnitMessage]:
+def _changed(table: Table, wide: float, sent: UnitMessage) -> Iterator[UnitMessage]:
     match sent.axis:
         case "tensor":
             beside = sent.behind if sent.purpose in _BESIDE_PRODUCTS else "nothing"
             if sent.share == "all":
                 yield replace(sent, behind=beside)
         case "context":
-            wide = sent.purpose == "key and value gradients"
+            gradients = sent.purpose == "key and value gradients"
             if sent.when != "recompute":
-                yield replace(sent, bytes=sent.bytes * HALF / 4 if wide else sent.bytes)
+                yield replace(sent, bytes=sent.bytes * HALF / wide if gradients else sent.bytes)
         case "expert":
             yield replace(sent, bytes=sent.bytes / np.where(table.sp, table.tp, 1))
         case "pipeline":
