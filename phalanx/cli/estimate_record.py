@@ -8,7 +8,7 @@ from phalanx.catalog import load
 from phalanx.cli.estimate_screen import walk
 from phalanx.core.cluster import Cluster
 from phalanx.core.errors import RefusedError, UsageError
-from phalanx.core.estimate import Estimate, Message, RankBytes, Term
+from phalanx.core.estimate import Estimate, PricedMessage, RankBytes, Term
 from phalanx.core.layout import Layout
 from phalanx.core.units import parse_count, show_seconds, show_share
 from phalanx.cost.collectives import bytes_sent
@@ -112,7 +112,7 @@ def _stage(rank: RankBytes) -> dict[str, Any]:
     }
 
 
-def _traffic(message: Message) -> dict[str, Any]:
+def _traffic(message: PricedMessage) -> dict[str, Any]:
     return {
         "axis": message.axis,
         "collective": message.collective,
@@ -126,7 +126,7 @@ def _traffic(message: Message) -> dict[str, Any]:
     }
 
 
-def sent_by_one_rank(message: Message) -> float:
+def sent_by_one_rank(message: PricedMessage) -> float:
     """Bytes that one rank sends for one message."""
     if message.collective == "send":
         return message.bytes

@@ -7,10 +7,11 @@ Ranks are numbered with tp fastest, then cp, pp, and dp outermost.
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
-from phalanx.core.errors import RefusedError, UsageError, divisors, shorten, unknown
+from phalanx.core.errors import RefusedError, UsageError, divisors, shorten
 from phalanx.core.offload import STAYS, Offload
 from phalanx.core.precision import AUTO, Precision
 from phalanx.core.recompute import NONE, Recompute
+from phalanx.core.synonyms import unknown_key
 
 DEFAULT_SCHEDULE = "1f1b"
 CONTEXTS = ("ring", "gather", "ulysses")
@@ -219,7 +220,7 @@ class Layout:
         known = {field.name for field in fields(cls)}
         for key in values:
             if key not in known:
-                raise unknown("layout key", key, known)
+                raise unknown_key("layout", key, {"layout": known})
         return cls(**{key: _read(key, value) for key, value in values.items()})  # type: ignore[arg-type]  # _read gives each key its type
 
 

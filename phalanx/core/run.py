@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from phalanx.core.errors import UsageError, unknown
+from phalanx.core.errors import UsageError
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
+from phalanx.core.synonyms import unknown_key, unknown_table
 
 T = TypeVar("T")
 
@@ -17,6 +18,7 @@ Decay = Literal["cosine", "linear", "constant"]
 OptimizerName = Literal["adamw", "sgd"]
 MasterWeights = Literal["fp32", "none", "stochastic"]
 Moments = Literal["fp32", "bf16"]
+TokenDtype = Literal["auto", "uint8", "uint16", "uint32", "int32", "int64"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +33,11 @@ class Recipe:
         learning_rate: peak, after warm-up.
         min_learning_rate: floor of the decay, as a fraction of the peak.
         warmup: steps of linear warm-up.
-        decay: shape of the learning rate after warm-up.
+        decay: shape of the learning rate after warm-up: cosine, linear or constant.
+        decay_from: the step, counted from 0, from which the learning rate decays; until then it
+            stays at its peak. 0 means from the end of the warm-up.
+        decay_from_rate: the learning rate at `decay_from`, as a fraction of the peak. With both, a
+            run that is given more steps goes on where its learning rate was.
         weight_decay: decoupled, on matrices only.
         clip: largest global gradient norm; 0 clips nothing.
         clip_norm: which norm: 2, or inf for the largest element.
@@ -51,8 +57,12 @@ class Recipe:
         init_std: standard deviation of the initial matrices.
         seed: of weights, data order and dropout.
         checkpoint_every: steps between checkpoints; 0 saves only at the end.
+        keep: how many checkpoints stay, counted from the newest; at least 1.
+        keep_every: a checkpoint whose step is a multiple of this is saved and stays for good; 0
+            has none.
         evaluate_every: steps between validations; 0 validates only at the end.
-        evaluate_batches: batches per validation; 0 never validates.
+        evaluate_batches: batches of held-out text per validation, always the same ones, no window
+            twice; 0 never validates.
         sample_tokens: length of the text that the model writes at the end; 0 writes none.
     """
 
@@ -64,6 +74,8 @@ class Recipe:
     min_learning_rate: float = 0.1
     warmup: int = 10
     decay: Decay = "cosine"
+    decay_from: int = 0
+    decay_from_rate: float = 1.0
     weight_decay: float = 0.1
     clip: float = 1.0
     clip_norm: float = 2.0
@@ -81,17 +93,19 @@ class Recipe:
     init_std: float = 0.02
     seed: int = 0
     checkpoint_every: int = 0
+    keep: int = 2
+    keep_every: int = 0
     evaluate_every: int = 0
     evaluate_batches: int = 4
     sample_tokens: int = 160
 
     def __post_init__(self) -> None:
         """Reject values outside their domain."""
-        for key in ("seq", "batch", "steps"):
+        for key in ("seq", "batch", "steps", "keep"):
             _at_least(f"recipe.{key}", getattr(self, key), 1)
-        for key in ("stop_at", "warmup", "checkpoint_every", "evaluate_every"):
+        for key in ("stop_at", "warmup", "checkpoint_every", "keep_every", "evaluate_every"):
             _at_least(f"recipe.{key}", getattr(self, key), 0)
-        for key in ("evaluate_batches", "sample_tokens"):
+        for key in ("evaluate_batches", "sample_tokens", "decay_from"):
             _at_least(f"recipe.{key}", getattr(self, key), 0)
         for key in ("learning_rate", "weight_decay", "clip", "eps", "init_std"):
             _at_least(f"recipe.{key}", getattr(self, key), 0.0)
@@ -99,7 +113,13 @@ class Recipe:
             _at_least(f"recipe.{key}", getattr(self, key), 0.0)
         for key in ("beta1", "beta2", "dropout", "label_smoothing"):
             _within(f"recipe.{key}", getattr(self, key), 1.0, closed=False)
-        _within("recipe.min_learning_rate", self.min_learning_rate, 1.0, closed=True)
+        for key in ("min_learning_rate", "decay_from_rate"):
+            _within(f"recipe.{key}", getattr(self, key), 1.0, closed=True)
+        if 0 < self.decay_from < self.warmup:
+            raise UsageError(
+                f"recipe.decay_from={self.decay_from} lies within recipe.warmup={self.warmup}; "
+                f"it can be {self.warmup} or more, or 0 for the end of the warm-up"
+            )
         if self.optimizer == "sgd" and (self.master_weights, self.moments) != ("fp32", "fp32"):
             raise UsageError(
                 f"recipe.master_weights={self.master_weights} recipe.moments={self.moments} are "
@@ -118,24 +138,36 @@ class Recipe:
         """Tokens in one global batch."""
         return self.batch * self.seq
 
+    def saves_at(self, step: int) -> bool:
+        """Whether a checkpoint is due once `step` steps are done."""
+        return any(
+            every and step % every == 0 for every in (self.checkpoint_every, self.keep_every)
+        )
+
     def learning_rate_at(self, step: int) -> float:
         """Learning rate of step `step`, counted from 0.
 
         Linear from lr/warmup to lr over the warm-up, then down to `min_learning_rate` times lr
-        at the last step along a half cosine or a line. Source: Loshchilov and Hutter 2016
-        (arXiv:1608.03983), equation 5, without restarts.
+        at the last step along a half cosine or a line; a decay of one step stays where it begins.
+        It begins after the warm-up, or at `decay_from` with `decay_from_rate` times lr.
+        Source: Loshchilov and Hutter 2016 (arXiv:1608.03983), equation 5, without restarts.
         """
-        peak, floor = self.learning_rate, self.learning_rate * self.min_learning_rate
+        peak = self.learning_rate
         if step < self.warmup:
             return peak * (step + 1) / self.warmup
-        done = min((step - self.warmup) / max(self.steps - self.warmup, 1), 1.0)
+        if step < self.decay_from:
+            return peak
+        begin = self.decay_from or self.warmup
+        start = peak * self.decay_from_rate if self.decay_from else peak
+        floor = min(peak * self.min_learning_rate, start)
+        done = min((step - begin) / max(self.steps - 1 - begin, 1), 1.0)
         match self.decay:
             case "constant":
-                return peak
+                return start
             case "linear":
-                return peak + (floor - peak) * done
+                return start + (floor - start) * done
             case "cosine":
-                return floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * done))
+                return floor + (start - floor) * 0.5 * (1 + math.cos(math.pi * done))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,9 +175,15 @@ class Data:
     """Where the tokens come from.
 
     Attributes:
-        path: a text file, a folder of text files, or a token file (.npy, or raw .bin);
-            empty means the sources of the installed Python standard library.
-        token_dtype: of a raw .bin file: uint8, uint16, uint32 or int32.
+        path: a text file, a folder of text files, or a token file (.npy, .bin, .ds); empty means
+            the sources of the installed Python standard library.
+        token_dtype: of a .bin file: uint8, uint16, uint32, int32 or int64. `auto` takes what its
+            header or the index beside it says (llm.c, Megatron-LM, datatrove); a file of bare ids
+            says nothing, and must be told.
+        offset: bytes before the first token of a .bin file; those of a known header are skipped
+            by themselves.
+        trust: read a file also where its content does not look like what it is said to be:
+            binary for text, ids of another width, text for a model with a tokenizer.
         separator: the id that ends a document in a token file; -1 when there is none. In a text
             it is the zero byte.
         document_mask: tokens attend only within their own document, and positions restart.
@@ -155,7 +193,9 @@ class Data:
     """
 
     path: str = ""
-    token_dtype: Literal["uint8", "uint16", "uint32", "int32"] = "uint16"
+    token_dtype: TokenDtype = "auto"
+    offset: int = 0
+    trust: bool = False
     separator: int = -1
     document_mask: bool = False
     validation: float = 0.01
@@ -164,6 +204,7 @@ class Data:
     def __post_init__(self) -> None:
         """Reject values outside their domain."""
         _at_least("data.separator", self.separator, -1)
+        _at_least("data.offset", self.offset, 0)
         _within("data.validation", self.validation, 1.0, closed=False)
 
 
@@ -200,7 +241,7 @@ class Run:
         known = [f.name for f in fields(cls) if f.name != "weights"]
         for name in tables:
             if name not in known:
-                raise unknown("table", name, known)
+                raise unknown_table(name, known)
         layout, model = tables.get("layout", {}), tables.get("model", {})
         weights = ""
         if isinstance(model, Mapping) and "weights" in model:
@@ -247,8 +288,16 @@ def _build(cls: type[T], table: str, values: Any) -> T:
     hints = get_type_hints(cls)
     for key in values:
         if key not in hints:
-            raise unknown(f"key in [{table}]", key, hints)
+            raise unknown_key(table, key, _keys())
     return cls(**{k: _convert(f"{table}.{k}", hints[k], v) for k, v in values.items()})
+
+
+def _keys() -> dict[str, list[str]]:
+    """Every table of a run file with its keys."""
+    types = {"model": ModelShape, "layout": Layout, "recipe": Recipe, "data": Data}
+    keys = {table: [f.name for f in fields(cls)] for table, cls in types.items()}
+    keys["model"].append("weights")
+    return keys
 
 
 def _convert(key: str, kind: Any, value: Any) -> Any:

@@ -162,12 +162,7 @@ def head_held(shape: ModelShape, layout: Layout) -> Held:
 
 
 def stages_of_rank(layout: Layout, pp_rank: int) -> tuple[int, ...]:
-    """The stages of a pipeline rank, as its schedule places them.
-
-    others               r, r + p, r + 2 p, ...
-    zb-v, dualpipev      r on the way down, 2 p - 1 - r on the way up
-    dualpipe             r, and p - 1 - r of the second copy of the model
-    """
+    """The stages of a pipeline rank, as its schedule places them."""
     return placement(layout).slices_of(pp_rank)
 
 

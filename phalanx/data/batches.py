@@ -73,11 +73,16 @@ class SampleStream:
             DataError: the corpus is shorter than one window.
             UsageError: documents are to be kept apart and nothing says where they end.
         """
+        if len(corpus) < 2:
+            raise DataError(
+                f"{corpus.name} has {len(corpus)} token to learn from, and learning needs at least "
+                "2: one to read and one to predict; give a longer text"
+            )
         if len(corpus) <= seq:
             raise DataError(
                 f"{corpus.name} has {len(corpus):,} tokens to learn from, and recipe.seq={seq} "
                 f"needs {seq + 1:,}; give a longer text, or recipe.seq of at most "
-                f"{max(len(corpus) - 1, 1)}"
+                f"{len(corpus) - 1}"
             )
         if document_mask and corpus.separator is None:
             raise UsageError(
@@ -104,9 +109,11 @@ class SampleStream:
             positions: each in [0, batch).
 
         Raises:
-            DataError: a token id lies outside the model's vocabulary.
+            DataError: a token id lies outside the model's vocabulary, or the file of the tokens
+                was cut short.
         """
         index = self.windows(step, positions)
+        self.corpus.require_whole()
         windows = self._windows[index]
         self.corpus.require_known(windows, index * self.seq)
         return cut(windows, self._separator)

@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 
 from phalanx.core.errors import DataError, UsageError
 from phalanx.core.run import Data
-from phalanx.data.text import SOURCES, read_folder, read_library
+from phalanx.data.kinds import refuse_binary
+from phalanx.data.mapped import MappedFile
+from phalanx.data.raw import Packing, packing_of
+from phalanx.data.text import PACKED, RECORDS, SOURCES, TOKENS, read_folder, read_library
 
 Tokens = NDArray[np.integer[Any]]
 
@@ -24,7 +27,6 @@ TEXT_SEPARATOR = 0
 NUM_BYTES = 256
 SCAN_CHUNK = 1 << 22  # tokens
 SCAN_CHUNKS = 16  # a longer file is sampled at opening; every batch is checked anyway
-PACKED = frozenset((".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz", ".npz", ".parquet"))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,6 +40,7 @@ class Corpus:
         bytes_per_token: 1.0 for text read as bytes; nan when unknown.
         vocab: ids of the model; every token must be below it.
         offset: where `tokens` starts in the whole corpus.
+        file: that `tokens` is mapped from; None where they are in memory.
     """
 
     name: str
@@ -46,6 +49,17 @@ class Corpus:
     bytes_per_token: float
     vocab: int
     offset: int = 0
+    file: MappedFile | None = None
+
+    @property
+    def token_dtype(self) -> str:
+        """Of the ids as they lie in the file."""
+        return self.tokens.dtype.name
+
+    @property
+    def is_text(self) -> bool:
+        """Whether its tokens are the bytes of a text."""
+        return self.bytes_per_token == 1.0
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -68,6 +82,15 @@ class Corpus:
             replace(self, tokens=self.tokens[:cut]),
             replace(self, tokens=self.tokens[cut:], offset=self.offset + cut),
         )
+
+    def require_whole(self) -> None:
+        """Stop if the file of the tokens was cut short, before a token that is gone is read.
+
+        Raises:
+            DataError: naming the file.
+        """
+        if self.file is not None:
+            self.file.require_whole()
 
     def require_known(self, windows: Tokens, starts: NDArray[np.int64]) -> None:
         """Stop at a token that the model has no row for.
@@ -123,33 +146,40 @@ def open_corpus(data: Data, vocab: int) -> Corpus:
     """
     path = Path(data.path).expanduser()
     try:
-        corpus = _open(path, data, vocab)
+        empty = path.suffix != ".npy" and path.is_file() and not path.stat().st_size
+        corpus = None if empty else _open(path, data, vocab)
     except OSError as error:
         reason = f"{error.filename or path}: {error.strerror or error}"
         raise DataError(f"cannot read {reason}; data.path can be {SOURCES}") from error
-    if not len(corpus):
-        raise DataError(f"{corpus.name} is empty; data.path can be {SOURCES}")
+    if not corpus:  # of length zero, or none at all
+        name = path.name if corpus is None else corpus.name
+        raise DataError(f"{name} is empty; data.path can be {SOURCES}")
     return corpus
 
 
 def _open(path: Path, data: Data, vocab: int) -> Corpus:
     if data.path and not path.exists():
         raise DataError(f"data.path {data.path!r} does not exist; it can be {SOURCES}")
-    if path.is_file() and path.suffix.lower() in {".npy", ".bin"}:
+    if path.is_file() and path.suffix.lower() in TOKENS:
         return _open_tokens(path, data, vocab)
     if data.separator >= 0:
         raise UsageError(
             f"data.separator is {data.separator}, but a text ends its documents with a zero byte; "
             "leave it out, or give a token file (.npy, .bin)"
         )
-    name, text = _read_text(path) if data.path else _read_library()
+    name, text = _read_text(path, trust=data.trust) if data.path else _read_library()
     if vocab < NUM_BYTES:
         raise DataError(
             f"{name} is read as bytes, which needs {NUM_BYTES} ids, and model.vocab is {vocab}; "
             f"set model.vocab to at least {NUM_BYTES}, or give a token file (.npy, .bin)"
         )
     return Corpus(
-        name=name, tokens=text, separator=TEXT_SEPARATOR, bytes_per_token=1.0, vocab=vocab
+        name=name,
+        tokens=text,
+        separator=TEXT_SEPARATOR,
+        bytes_per_token=1.0,
+        vocab=vocab,
+        file=MappedFile.of(path) if path.is_file() else None,
     )
 
 
@@ -159,17 +189,26 @@ def _read_library() -> tuple[str, Tokens]:
     return f"Python {version} standard library, {_count(folder.num_files, 'file')}", folder.text
 
 
-def _read_text(path: Path) -> tuple[str, Tokens]:
+def _read_text(path: Path, *, trust: bool) -> tuple[str, Tokens]:
     if path.is_dir():
         folder = read_folder(path)
-        skipped = f" ({folder.num_binary} binary skipped)" if folder.num_binary else ""
+        skipped = f" ({folder.left_out} skipped)" if folder.left_out else ""
         name = path.resolve().name or str(path)
         return f"{name}, {_count(folder.num_files, 'text file')}{skipped}", folder.text
     if not path.is_file():
         raise DataError(f"{path} is neither a file nor a folder; data.path can be {SOURCES}")
-    if path.suffix.lower() in PACKED:
+    suffix = path.suffix.lower()
+    if suffix in PACKED:
         raise DataError(f"{path.name} is not plain text; unpack it: data.path can be {SOURCES}")
-    return path.name, _map_raw(path, np.dtype(np.uint8))
+    if suffix in RECORDS and not trust:
+        raise DataError(
+            f"{path.name} holds records, and a run reads plain text or token ids: write their "
+            "texts to a text file, a zero byte after each, or set data.trust=true to learn it as "
+            "it is"
+        )
+    if not trust:
+        refuse_binary(path)
+    return path.name, _map_raw(path, Packing("uint8"))
 
 
 def _open_tokens(path: Path, data: Data, vocab: int) -> Corpus:
@@ -178,13 +217,17 @@ def _open_tokens(path: Path, data: Data, vocab: int) -> Corpus:
             f"data.separator is {data.separator}, beyond model.vocab={vocab}; "
             f"it can be 0..{vocab - 1}, or -1 for none"
         )
-    raw = path.suffix.lower() == ".bin"
+    name, tokens = path.name, _map_npy(path) if path.suffix.lower() == ".npy" else None
+    if tokens is None:
+        packing = packing_of(path, data, vocab)
+        name, tokens = f"{path.name} as {packing.dtype}", _map_raw(path, packing)
     corpus = Corpus(
-        name=f"{path.name} as {data.token_dtype}" if raw else path.name,
-        tokens=_map_raw(path, np.dtype(data.token_dtype)) if raw else _map_npy(path),
+        name=name,
+        tokens=tokens,
         separator=data.separator if data.separator >= 0 else None,
         bytes_per_token=math.nan,
         vocab=vocab,
+        file=MappedFile.of(path),
     )
     _scan(corpus)
     return corpus
@@ -218,17 +261,11 @@ def _map_npy(path: Path) -> Tokens:
     return np.asarray(array)
 
 
-def _map_raw(path: Path, dtype: np.dtype[Any]) -> Tokens:
-    size = path.stat().st_size
-    if size % dtype.itemsize:
-        fits = [name for name in ("uint8", "uint16") if size % np.dtype(name).itemsize == 0]
-        raise DataError(
-            f"{path.name} has {size:,} bytes, which is no whole number of {dtype.name} tokens; "
-            f"data.token_dtype can be {' or '.join(fits)}, or the file is cut short"
-        )
-    if size == 0:
+def _map_raw(path: Path, packing: Packing) -> Tokens:
+    dtype = np.dtype(packing.dtype)
+    if path.stat().st_size <= packing.offset:
         return np.empty(0, dtype=dtype)
-    return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
+    return np.asarray(np.memmap(path, dtype=dtype, mode="r", offset=packing.offset))
 
 
 def _count(number: int, what: str) -> str:

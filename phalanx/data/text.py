@@ -4,7 +4,7 @@ import os
 import stat
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +13,12 @@ from numpy.typing import NDArray
 from phalanx.core.errors import DataError
 
 SOURCES = (
-    "a text file, a folder of text files, a .npy or .bin file of token ids, "
+    "a text file, a folder of text files, a .npy, .bin or .ds file of token ids, "
     "or nothing for the sources of the Python standard library"
 )
+TOKENS = frozenset((".npy", ".bin", ".ds"))
+RECORDS = frozenset((".jsonl", ".ndjson", ".parquet", ".arrow"))
+PACKED = frozenset((".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz", ".npz"))
 FOLDER_LIMIT = 4 << 30  # bytes; every rank holds a folder in memory, while a file is mapped
 
 # Tests are left out because some distributions of Python do not ship them.
@@ -32,11 +35,25 @@ class Folder:
         text: uint8, one-dimensional; each file is followed by a zero byte.
         num_files: texts that were joined; empty ones do not count.
         num_binary: files left out because they hold a zero byte, so are not text.
+        num_others: files left out because their suffix says token ids, records or compression.
+        others: suffixes of those, sorted.
     """
 
     text: NDArray[np.uint8]
     num_files: int
     num_binary: int
+    num_others: int = 0
+    others: tuple[str, ...] = ()
+
+    @property
+    def left_out(self) -> str:
+        """What was left out, in words; empty where all was read."""
+        parts = []
+        if self.num_binary:
+            parts.append(f"{self.num_binary} binary")
+        if self.num_others:
+            parts.append(f"{self.num_others} {', '.join(self.others)}")
+        return " and ".join(parts)
 
 
 def read_library() -> Folder:
@@ -56,32 +73,68 @@ def read_folder(root: Path) -> Folder:
     """Read every text file below `root`, whatever its suffix, in the order of their paths.
 
     A file that holds a zero byte is not text and is left out, so a zero byte can end a document.
-    Hidden files and folders are left out.
+    Files of token ids, of records (JSON lines, Parquet) and compressed ones are left out too, and
+    hidden files and folders. Links are followed, and a folder is read once, however often linked.
 
     Raises:
         DataError: there is no text, or more than fits in memory comfortably.
         OSError: a file or folder cannot be read.
     """
-    folder = _join(str(root), _walk(str(root)))
+    names = _walk(str(root), links=True)
+    others = [name for name in names if _suffix(name) in TOKENS | RECORDS | PACKED]
+    folder = replace(
+        _join(str(root), [name for name in names if name not in frozenset(others)]),
+        num_others=len(others),
+        others=tuple(sorted({_suffix(name) for name in others})),
+    )
     if not folder.num_files:
-        found = f"{folder.num_binary} binary files" if folder.num_binary else "no files"
-        raise DataError(f"no text in {root}: found {found}; data.path can be {SOURCES}")
+        raise DataError(f"no text in {root}: {_instead(folder)}")
     return folder
 
 
-def _walk(root: str, skip: frozenset[str] = frozenset()) -> list[str]:
+def _instead(folder: Folder) -> str:
+    """What was found where there is no text, and what to do."""
+    found = f"found {folder.left_out} files" if folder.left_out else "found no files"
+    if set(folder.others) & TOKENS:
+        return f"{found}; a run reads one file of token ids: join them, or name one with data.path"
+    if set(folder.others) & RECORDS:
+        return f"{found}; write the texts of the records to a text file, a zero byte after each"
+    return f"{found}; data.path can be {SOURCES}"
+
+
+def _suffix(name: str) -> str:
+    return Path(name).suffix.lower()
+
+
+def _walk(root: str, skip: frozenset[str] = frozenset(), *, links: bool = False) -> list[str]:
     """Paths of the files below `root`, relative to it and sorted, with / on every system."""
 
     def stop(error: OSError) -> None:
         raise error
 
     found = []
-    for folder, folders, files in os.walk(root, onerror=stop):
-        folders[:] = [name for name in folders if name not in skip and name[0] != "."]
+    seen = {_identity(Path(root))}
+    for folder, folders, files in os.walk(root, onerror=stop, followlinks=links):
         inside = os.path.relpath(folder, root).replace(os.sep, "/")
         prefix = "" if inside == "." else f"{inside}/"
+        wanted = sorted(name for name in folders if name not in skip and name[0] != ".")
+        if links:  # what is reached twice, or contains itself, is read once
+            wanted = [name for name in wanted if _is_new(Path(folder, name), seen)]
+        folders[:] = wanted
         found += [prefix + name for name in files if name[0] != "."]
     return sorted(found)
+
+
+def _is_new(folder: Path, seen: set[tuple[int, int]]) -> bool:
+    identity = _identity(folder)
+    new = identity not in seen
+    seen.add(identity)
+    return new
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    status = folder.stat()
+    return status.st_dev, status.st_ino
 
 
 def _join(root: str, names: list[str]) -> Folder:

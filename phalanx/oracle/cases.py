@@ -1,4 +1,4 @@
-"""The questions that the oracle is asked: a fixed covering set, and a random sample."""
+"""The cases that the oracle takes: a fixed covering set, and a random sample."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -69,7 +69,7 @@ DRAWN = tuple(name for name in FEATURES if name != "stochastic")
 
 
 @dataclass(frozen=True)
-class Question:
+class CaseSpec:
     """A case in words.
 
     Attributes:
@@ -88,7 +88,7 @@ class Question:
 
     @property
     def unusual(self) -> str:
-        """What is asked beside the layout, in a few words."""
+        """What differs beside the layout, in a few words."""
         words = [*self.features]
         words += ["documents"] if self.documents else []
         words += [f"masked={self.masked}"] if self.masked != "uneven" else []
@@ -121,11 +121,11 @@ def merged(tables: Iterable[Tables]) -> Table:
     return result
 
 
-def _cover(line: str) -> Question:
+def _parsed(line: str) -> CaseSpec:
     """Read `layout | features | mask`, the last two optional."""
     layout, words, mask = (*(part.strip() for part in line.split("|")), "", "")[:3]
     names = words.split()
-    return Question(
+    return CaseSpec(
         layout=layout,
         features=tuple(name for name in names if name != "documents"),
         masked=mask or "uneven",  # type: ignore[arg-type]  # the lines below write no other
@@ -139,8 +139,8 @@ RECOMPUTES = (
 )
 
 # Every pair of features that meet somewhere in the code, at least once.
-COVER = tuple(
-    _cover(line)
+COVERING_SET = tuple(
+    _parsed(line)
     for line in """
     dp=1 mb=2 recompute=full logits=24 offload=activations+nvme | tied dropout smoothing
     tp=2 mb=2 precision=fp16 | gpt odd max-norm
@@ -236,35 +236,35 @@ COVER = tuple(
 )
 
 
-def cover(max_ranks: int = 8) -> list[Question]:
+def covering_set(max_ranks: int = 8) -> list[CaseSpec]:
     """The covering set, those of more than `max_ranks` ranks left out."""
-    return [q for q in COVER if Layout.parse(q.layout).ranks <= max_ranks]
+    return [q for q in COVERING_SET if Layout.parse(q.layout).ranks <= max_ranks]
 
 
-def sample(count: int, max_ranks: int, seed: int, changes: Tables | None = None) -> list[Question]:
-    """Draw questions that can be asked; the same ones for the same arguments.
+def sample(count: int, max_ranks: int, seed: int, changes: Tables | None = None) -> list[CaseSpec]:
+    """Draw cases that can be run; the same ones for the same arguments.
 
     Fused blocks are not drawn, since compiling takes longer than the rest of a case ten times
-    over; `changes` may have layout.compile=on, and pairs of features are asked with it.
+    over; `changes` may have layout.compile=on, and pairs of features have it.
 
     Args:
         count: how many.
         max_ranks: of a layout.
         seed: of the draw.
-        changes: keys that every question has, whatever was drawn.
+        changes: keys that every case has, whatever was drawn.
 
     Raises:
         RefusedError: hardly anything that is drawn goes together with `changes`.
     """
     random = Random(f"{seed}/{max_ranks}")
-    drawn: list[Question] = []
+    drawn: list[CaseSpec] = []
     refused = 0
     while len(drawn) < count:
-        question = _draw(random, max_ranks)
-        question = replace(question, tables=merged([question.tables, changes or {}]))
+        spec = _draw(random, max_ranks)
+        spec = replace(spec, tables=merged([spec.tables, changes or {}]))
         try:
-            refuse_unprovable(question.case().run)
-            drawn.append(question)
+            refuse_unprovable(spec.case().run)
+            drawn.append(spec)
         except PhalanxError as refusal:
             refused += 1
             if refused > 100 * (len(drawn) + 1):
@@ -272,8 +272,8 @@ def sample(count: int, max_ranks: int, seed: int, changes: Tables | None = None)
     return drawn
 
 
-def _draw(random: Random, max_ranks: int) -> Question:
-    """One question, perhaps an impossible one."""
+def _draw(random: Random, max_ranks: int) -> CaseSpec:
+    """One case, perhaps an impossible one."""
     layout = _layout(random, max_ranks)
     tables, stages = _sizes(random, layout)
     if stages:
@@ -282,7 +282,7 @@ def _draw(random: Random, max_ranks: int) -> Question:
     if Layout.parse(layout).ep > 1 and not set(names) & set(ROUTED):
         names.append(random.choice(ROUTED))
     masked: Masked = random.choices(("uneven", "holes", "none"), (3, 2, 1))[0]
-    return Question(layout, tuple(names), masked, random.random() < 0.25, tables)
+    return CaseSpec(layout, tuple(names), masked, random.random() < 0.25, tables)
 
 
 def _layout(random: Random, max_ranks: int) -> str:

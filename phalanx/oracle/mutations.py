@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from phalanx.core.schedule import Action
 from phalanx.core.message import Axis, Collective, Message
+from phalanx.core.schedule import Action
 from phalanx.trainer.engine.executor import Executor
 from phalanx.trainer.engine.step import Engine
 from phalanx.trainer.engine.weight_gradients import Kept

@@ -75,7 +75,7 @@ class RankPool:
             RankFailedError: a rank raised anything else, or died.
         """
         if ranks > self.size:
-            raise ValueError(f"{ranks} ranks asked of a pool of {self.size}")
+            raise ValueError(f"{ranks} ranks wanted of a pool of {self.size}")
         self._start(ranks)
         self._jobs += 1
         store = str(Path(self._scratch.name) / f"store-{self._jobs}")
@@ -121,7 +121,7 @@ def _nothing() -> None:
 
 
 def _serve(pipe: Connection) -> None:
-    """Run jobs until the pipe closes; Ctrl-C in a terminal is for the process that asked."""
+    """Run jobs until the pipe closes; Ctrl-C in a terminal is for the process that started it."""
     from phalanx.oracle.job import run_job
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -14,8 +14,8 @@ import torch
 
 from phalanx.core.errors import RefusedError
 from phalanx.core.layout import DEFAULT_SCHEDULE, Layout
-from phalanx.core.run import Run
 from phalanx.core.message import Message
+from phalanx.core.run import Run
 from phalanx.cost.axes.pipeline import enough
 from phalanx.data.batches import Stream
 from phalanx.data.synthetic import Masked, SyntheticStream
@@ -44,7 +44,7 @@ RECIPE = {"seq": 32, "steps": 10, "warmup": 2, "clip": 0.5, "init_std": 0.1, "ep
 
 @dataclass(frozen=True)
 class Case:
-    """One question to the oracle.
+    """What is compared: a run, and the batches that both sides see.
 
     Attributes:
         run: model, layout and recipe; its data are not used.
@@ -76,7 +76,7 @@ class Outcome:
     """What the oracle found.
 
     Attributes:
-        case: the question.
+        case: what is compared.
         errors: worst relative error of "loss", "grad", "grad_norm" and "weight".
         complaints: what differs, one line each; empty means passed.
         seconds: it took.
@@ -154,11 +154,11 @@ def refuse_unprovable(run: Run) -> None:
 
 
 def verify(pool: RankPool, case: Case) -> Outcome:
-    """Ask the oracle.
+    """Compare a layout with one device.
 
     Args:
         pool: with at least as many ranks as the layout.
-        case: the question.
+        case: what is compared.
 
     Raises:
         RefusedError: the layout cannot run this model; the message says what can.
@@ -181,7 +181,7 @@ def compare(
 
     Args:
         pool: with at least as many ranks as the layout.
-        case: the question.
+        case: what is compared.
         references: the steps of one device.
         group_type: carries the messages; a mutated one tests the oracle itself.
         tamper: makes every rank's engine another one before its first step; for the same purpose.
@@ -216,7 +216,7 @@ def layout_job(
         losses.append(forward_backward(engine, step, stream.batch(step, engine.positions())))
         seen += see_gradients(engine.units, step, reference)
         norms.append(update(engine, losses[-1]).grad_norm)
-        traffic = mesh.ledger.transfers()
+        traffic = mesh.ledger.messages()
         seen += see_weights(engine.units, step, reference)
         seen += see_biases(engine.balancer.routers, step, reference)
     return RankReport(losses, norms, seen, traffic)

@@ -17,9 +17,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from phalanx.core.layout import CONTEXTS, Layout
+from phalanx.core.message import Axis
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe
-from phalanx.core.traffic import Axis
 from phalanx.cost.precision import as_operands
 from phalanx.cost.saved import OURS, Saved, block_saved, bytes_per_token, head_saved, kept
 from phalanx.oracle.verify import default_case

@@ -159,3 +159,17 @@ def test_a_batch_with_an_unknown_token_is_refused(bad, says):
     stream = SampleStream(corpus_of(ids, vocab=32), seq=7, batch=7, seed=0)
     with pytest.raises(DataError, match=f"token 23 of a made-up text {says}"):
         stream.batch(0, range(7))
+
+
+def test_one_token_is_too_short_for_any_sequence():
+    with pytest.raises(DataError, match="has 1 token to learn from, and learning needs at least 2"):
+        SampleStream(corpus_of([7]), seq=1, batch=1, seed=0)
+
+
+@given(length=st.integers(2, 60), seq=st.integers(1, 100))
+def test_a_sequence_as_long_as_proposed_fits(length, seq):
+    try:
+        SampleStream(counting(length), seq=seq, batch=1, seed=0)
+    except DataError as error:
+        proposed = int(str(error).rpartition(" ")[2])
+        assert SampleStream(counting(length), seq=proposed, batch=1, seed=0).num_windows == 1

@@ -103,6 +103,36 @@ def test_a_folder_is_joined_in_the_order_of_its_paths(tmp_path):
     assert corpus.name == "books, 3 text files (1 binary skipped)"
 
 
+def test_a_link_to_a_folder_is_followed_once(tmp_path):
+    write_folder(tmp_path / "far", {"away.txt": b"far away"})
+    write_folder(tmp_path / "books", {"a/one.txt": b"one", "two.txt": b"two"})
+    (tmp_path / "books" / "far").symlink_to(tmp_path / "far")
+    (tmp_path / "books" / "far_again").symlink_to(tmp_path / "far")
+    (tmp_path / "books" / "a" / "up").symlink_to(tmp_path / "books")
+    corpus = opened(tmp_path / "books")
+    assert bytes(corpus.tokens) == b"one\0far away\0two\0"
+
+
+def test_what_a_folder_holds_besides_text_is_counted(tmp_path):
+    write_folder(
+        tmp_path / "books", {"a.txt": b"text", "b.jsonl": b"{}", "c.npy": b"", "d.gz": b""}
+    )
+    assert opened(tmp_path / "books").name == "books, 1 text file (3 .gz, .jsonl, .npy skipped)"
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("0.npy", "3 .npy files; a run reads one file of token ids"),
+        ("0.jsonl", "write the texts of"),
+    ],
+)
+def test_a_folder_of_token_files_or_records_says_what_to_do(tmp_path, name, says):
+    write_folder(tmp_path, {f"{i}{name}": b"\1" for i in range(3)})
+    with pytest.raises(DataError, match=says):
+        opened(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("files", "found"),
     [({}, "no files"), ({"a.png": b"\0", "b.png": b"\0"}, "2 binary files"), ({"a": b""}, "")],

@@ -76,6 +76,6 @@ def test_a_pool_works_on_after_a_failure(pair: RankPool) -> None:
     assert pair.run(2, place) == [(0, 2), (1, 2)]
 
 
-def test_more_ranks_than_there_are_cannot_be_asked() -> None:
-    with RankPool(2) as pool, pytest.raises(ValueError, match="3 ranks asked of a pool of 2"):
+def test_more_ranks_than_there_are_cannot_be_had() -> None:
+    with RankPool(2) as pool, pytest.raises(ValueError, match="3 ranks wanted of a pool of 2"):
         pool.run(3, place)

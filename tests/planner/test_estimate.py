@@ -14,8 +14,8 @@ from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe, Run
 from phalanx.cost.flops import flops_per_token
 from phalanx.cost.memory import rank_memory
+from phalanx.cost.messages import rank_messages
 from phalanx.cost.practice import MEGATRON_2021, MEGATRON_CORE, PHALANX
-from phalanx.cost.traffic import transfers
 from phalanx.planner.estimate import answer, estimate, step_seconds
 from phalanx.planner.question import ask
 
@@ -281,7 +281,7 @@ def test_messages_are_those_that_the_trainer_declares(line, shape):
     layout = Layout.parse(f"{line} precision=bf16")
     run = Run(model=shape, layout=layout, recipe=Recipe(seq=2048, batch=64))
     declared, priced = Counter(), Counter()
-    for sent in transfers(run, Coordinates(0, 0, 0, 0)):
+    for sent in rank_messages(run, Coordinates(0, 0, 0, 0)):
         declared[sent.axis, sent.collective] += sent.bytes * sent.times
     for message in price(line, shape, batch=64).messages:
         priced[message.axis, message.collective] += message.bytes * message.times
@@ -294,6 +294,6 @@ def test_messages_are_those_that_the_trainer_declares(line, shape):
 def test_the_middle_of_a_pipeline_sends_both_ways():
     layout = Layout.parse("dp=2 pp=4 precision=bf16")
     run = Run(model=SMALL, layout=layout, recipe=Recipe(seq=2048, batch=64))
-    declared = [t for t in transfers(run, Coordinates(0, 1, 0, 0)) if t.collective == "send"]
+    declared = [t for t in rank_messages(run, Coordinates(0, 1, 0, 0)) if t.collective == "send"]
     (hop,) = [m for m in price("dp=2 pp=4", batch=64).messages if m.axis == "pipeline"]
     assert hop.bytes * hop.times == sum(sent.bytes * sent.times for sent in declared)

@@ -1,18 +1,11 @@
-"""The pipeline axis: what stages send each other. Its twin is phalanx/trainer/engine/wire.py.
-
-Splits: the layers. Sends s/t b h elements for each micro-batch over each boundary between
-stages on different ranks, forward and back. Once a step it sums the gradient of embeddings that
-are tied across it, and those of both copies of the model under DualPipe.
-Sources: Narayanan et al. 2021 (arXiv:2104.04473), section 3.2; DeepSeek-V3 (arXiv:2412.19437),
-section 3.2.1.
-"""
+"""The pipeline axis: what it refuses. What it sends is in `cost/messages/pipeline.py`."""
 
 from phalanx.core.errors import RefusedError, shorten
-from phalanx.core.layout import DEFAULT_SCHEDULE, Coordinates, Layout
+from phalanx.core.layout import DEFAULT_SCHEDULE, Layout
 from phalanx.core.run import Run
 from phalanx.schedules.check import check
 from phalanx.schedules.file import refuse_early_embedding
-from phalanx.schedules.layouts import chunks, layers_of_stages, placement, spec_of
+from phalanx.schedules.layouts import chunks, layers_of_stages, spec_of
 from phalanx.schedules.registry import NAMES
 from phalanx.schedules.spec import ScheduleSpec
 

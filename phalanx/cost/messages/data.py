@@ -81,7 +81,8 @@ class _Unit(NamedTuple):
 
     def padded(self, parts: Integers) -> Integers:
         """Elements on the way, which our trainer pads until they divide over `parts` ranks."""
-        return padded(self.size.params, parts) if self.setting.pads else self.size.params
+        whole = np.maximum(parts, 1)
+        return padded(self.size.params, whole) if self.setting.pads else self.size.params
 
     def message(
         self,
@@ -130,7 +131,7 @@ def _gradients(unit: _Unit) -> Iterator[UnitMessage]:
     for when, rows in passes:
         yield unit.message(scatter, n * wide, np.where(cut & rows, 1, 0), when)
     times = np.where((table.zero_stage > 0) & (table.dp > table.shards), updates, 0)
-    part = n / unit.sharers * wide
+    part = n / np.maximum(unit.sharers, 1) * wide
     yield unit.message(("all_reduce", "gradients of copies", replicas), part, times, "step")
 
 

@@ -81,7 +81,7 @@ class Ledger:
         self.waited.clear()
         self._waited_before.clear()
 
-    def transfers(self) -> list[Message]:
+    def messages(self) -> list[Message]:
         """What was sent, equal messages added up, in a stable order."""
         return sorted(t._replace(times=n) for t, n in self._counts.items())
 

@@ -2,7 +2,7 @@
 
 from phalanx.core.errors import RefusedError
 from phalanx.core.run import Run
-from phalanx.cost.traffic import refuse_impossible
+from phalanx.cost.axes import refuse_impossible
 
 PARTS = ("core", "norms", "mlp", "activation", "operators")
 

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from phalanx.core.message import Axis
 from phalanx.core.precision import Precision
 from phalanx.core.run import Run
-from phalanx.core.message import Axis
 from phalanx.cost.flops import describe_convention, flops_per_token, utilization
 from phalanx.trainer.engine.balance import Load
 from phalanx.trainer.engine.step import Engine, StepResult

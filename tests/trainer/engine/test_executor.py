@@ -5,7 +5,7 @@ import torch
 
 from phalanx.core.run import Run
 from phalanx.core.timeline import Timeline
-from phalanx.oracle.cases import Question
+from phalanx.oracle.cases import CaseSpec
 from phalanx.oracle.pool import RankPool
 from phalanx.oracle.verify import Case
 from phalanx.trainer.engine.executor import Executor
@@ -78,7 +78,7 @@ def messages_in_time(run: Run) -> tuple[set[str | None], dict[str, float], dict[
 
 @pytest.mark.ranks
 def test_messages_and_the_waits_for_them_are_seen_by_axis(ranks: RankPool) -> None:
-    run = Question("dp=2 pp=2 tp=2 zero=3 mb=2").case().run
+    run = CaseSpec("dp=2 pp=2 tp=2 zero=3 mb=2").case().run
     for axes, seen, counted in ranks.run(8, messages_in_time, run):
         assert axes == {"data", "pipeline", "tensor", "world"}
         assert seen == pytest.approx(counted)
@@ -101,7 +101,7 @@ def test_messages_and_the_waits_for_them_are_seen_by_axis(ranks: RankPool) -> No
     ],
 )
 def test_a_rank_computes_its_row_and_keeps_nothing(ranks: RankPool, layout: str) -> None:
-    run = Question(layout).case().run
+    run = CaseSpec(layout).case().run
     for trace in ranks.run(run.layout.ranks, one_pass, run):
         assert trace.computed == trace.row
         assert trace.held == 0
@@ -109,7 +109,7 @@ def test_a_rank_computes_its_row_and_keeps_nothing(ranks: RankPool, layout: str)
 
 @pytest.mark.ranks
 def test_only_the_last_stage_knows_the_loss(ranks: RankPool) -> None:
-    run = Question("pp=2").case().run
+    run = CaseSpec("pp=2").case().run
     first, last = ranks.run(2, one_pass, run)
     assert first.loss == 0
     assert last.loss > 0
@@ -136,8 +136,8 @@ def infer(run: Run) -> torch.Tensor | None:
     ],
 )
 def test_logits_do_not_depend_on_the_layout(ranks: RankPool, layout: str) -> None:
-    (whole,) = ranks.run(1, infer, Question("dp=1").case().run)
-    run = Question(layout).case().run
+    (whole,) = ranks.run(1, infer, CaseSpec("dp=1").case().run)
+    run = CaseSpec(layout).case().run
     parts = [part for part in ranks.run(run.layout.ranks, infer, run) if part is not None]
     assert len(parts) == run.layout.tp
     logits = torch.cat(parts, -1)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from phalanx.core.layout import Layout
 from phalanx.core.run import Recipe
-from phalanx.oracle.cases import Question
+from phalanx.oracle.cases import CaseSpec
 from phalanx.trainer.engine.optimizer import MOMENTS, Optimizer, clip, global_norm
 from phalanx.trainer.engine.step import build_engine, update
 from phalanx.trainer.engine.unit import Unit
@@ -147,7 +147,7 @@ def test_sgd_has_no_moments() -> None:
 def test_a_step_that_is_not_finite_moves_nothing_and_does_not_count(
     broken: float, where: str
 ) -> None:
-    run = Question("dp=1").case().run
+    run = CaseSpec("dp=1").case().run
     engine = build_engine(run, build_mesh(run.layout, CPU))
     before = [unit.unit.master.clone() for unit in engine.units]
     if where == "gradient":
@@ -160,7 +160,7 @@ def test_a_step_that_is_not_finite_moves_nothing_and_does_not_count(
 
 
 def test_the_step_after_a_skipped_one_is_the_one_that_was_skipped() -> None:
-    run = Question("dp=1").case().run
+    run = CaseSpec("dp=1").case().run
     run = replace(run, recipe=replace(run.recipe, warmup=5))
     engine = build_engine(run, build_mesh(run.layout, CPU))
     assert update(engine, math.nan).skipped

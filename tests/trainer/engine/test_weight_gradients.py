@@ -8,7 +8,7 @@ from torch import Tensor
 
 from phalanx.core.run import Run
 from phalanx.core.schedule import Kind
-from phalanx.oracle.cases import Question
+from phalanx.oracle.cases import CaseSpec
 from phalanx.oracle.pool import RankPool
 from phalanx.oracle.verify import Case
 from phalanx.trainer.engine.step import (
@@ -32,7 +32,7 @@ def gradients(run: Run) -> dict[str, Tensor]:
 
 def split_and_whole(ranks: RankPool, layout: str, *features: str) -> None:
     """Compare zb-h1, whose weight gradients come in the order of 1F1B, with 1F1B itself."""
-    run = Question(f"{layout} precision=fp32", features).case().run
+    run = CaseSpec(f"{layout} precision=fp32", features).case().run
     whole = ranks.run(run.layout.ranks, gradients, run)
     halves = replace(run, layout=replace(run.layout, schedule="zb-h1"))
     for ours, theirs in zip(ranks.run(run.layout.ranks, gradients, halves), whole, strict=True):
@@ -68,7 +68,7 @@ def test_an_input_gradient_computes_no_weight_gradient(
     features: tuple[str, ...], recompute: str
 ) -> None:
     layout = f"dp=1 mb=4 schedule=zb-h1 recompute={recompute}"
-    engine, left = stopped_before_w(Question(layout, features).case().run)
+    engine, left = stopped_before_w(CaseSpec(layout, features).case().run)
     assert all(not unit._filled and not unit.unit.grad.any() for unit in engine.units)
     every = [slot.declaration.name for unit in engine.units for slot in unit.unit.slots]
     assert sorted(set(left)) == sorted(every)

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from phalanx.core.errors import RefusedError
+from phalanx.core.message import Message
 from phalanx.core.run import Run
-from phalanx.core.traffic import Transfer
-from phalanx.cost.traffic import transfers
+from phalanx.cost.messages import rank_messages
 from phalanx.data.batches import Stream
-from phalanx.oracle.cases import Question
+from phalanx.oracle.cases import CaseSpec
 from phalanx.oracle.low_precision import Emulation
 from phalanx.oracle.pool import RankPool
 from phalanx.oracle.reference import _loss, _Model, _optimizer
@@ -93,14 +93,14 @@ def simulated(run: Run, steps: int) -> tuple[list[float], Weights]:
     return losses, simulation._now()
 
 
-def trained(run: Run, steps: int) -> tuple[list[float], Weights, int, list[Transfer]]:
+def trained(run: Run, steps: int) -> tuple[list[float], Weights, int, list[Message]]:
     """Losses, this rank's last weights, versions that it still stashes, and what it sent last."""
     engine = asynchronous(build_engine(run, build_mesh(run.layout, CPU)))
     stream, losses = Case(run).stream(), []
     for step in range(steps):
         engine.mesh.ledger.clear()
         losses.append(pipedream_step(engine, step, stream.batch(step, engine.positions())).loss)
-    sent, weights = engine.mesh.ledger.transfers(), {}
+    sent, weights = engine.mesh.ledger.messages(), {}
     for sharded in engine.units:
         sharded.acquire()
         for slot in sharded.unit.slots:
@@ -111,7 +111,7 @@ def trained(run: Run, steps: int) -> tuple[list[float], Weights, int, list[Trans
 
 
 def run_of(layout: str, *features: str) -> Run:
-    return Question(f"{layout} schedule=pipedream", ("no-clip", *features)).case().run
+    return CaseSpec(f"{layout} schedule=pipedream", ("no-clip", *features)).case().run
 
 
 @pytest.mark.ranks
@@ -152,7 +152,7 @@ def test_the_definition_is_not_the_update_of_one_device(ranks: RankPool) -> None
 def test_every_message_is_predicted_to_the_byte(ranks: RankPool, layout: str) -> None:
     run = run_of(layout)
     for rank, (_, _, _, sent) in enumerate(ranks.run(run.layout.ranks, trained, run, 1)):
-        assert sent == transfers(run, run.layout.coordinates(rank))
+        assert sent == rank_messages(run, run.layout.coordinates(rank))
 
 
 def test_the_first_rank_stashes_the_most() -> None:
@@ -178,6 +178,6 @@ def test_an_update_that_differs_by_design_is_not_verified(ranks: RankPool) -> No
 def test_what_needs_all_stages_at_once_is_refused(
     layout: str, features: tuple[str, ...], reason: str
 ) -> None:
-    run = Question(f"{layout} schedule=pipedream", features).case().run
+    run = CaseSpec(f"{layout} schedule=pipedream", features).case().run
     with pytest.raises(RefusedError, match=reason):
         refuse_untrainable(run)

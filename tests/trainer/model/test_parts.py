@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from phalanx.core.layout import Layout
-from phalanx.core.traffic import Transfer
+from phalanx.core.message import Message
 from phalanx.oracle.pool import RankPool
 from phalanx.trainer.parallel.comm import DirectGroup, Group
 from phalanx.trainer.parallel.mesh import build_mesh
@@ -36,9 +36,7 @@ def gather(kind: type[Group]) -> list[int]:
             part.pending.wait()
             assert (part.data == 10 * part.source + i).all()
         assert wholes[i][::2, 0].tolist() == [10 * rank + i for rank in range(together.size)]
-    assert together.ledger.transfers() == [
-        Transfer("data", "all_gather", "test", 24 * len(parts), 2)
-    ]
+    assert together.ledger.messages() == [Message("data", "all_gather", "test", 24 * len(parts), 2)]
     return [part.source for part in both[0]]
 
 
@@ -76,8 +74,8 @@ def scatter(kind: type[Group]) -> list[int]:
         expected, whole, "whole"
     ).wait()
     assert torch.equal(out, expected)
-    sent = [Transfer("data", "reduce_scatter", name, 24 * size, 1) for name in ("parts", "whole")]
-    assert together.ledger.transfers() == sent
+    sent = [Message("data", "reduce_scatter", name, 24 * size, 1) for name in ("parts", "whole")]
+    assert together.ledger.messages() == sent
     return made
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from phalanx.core.errors import RefusedError, UsageError
 from phalanx.core.layout import Layout
 from phalanx.core.run import Recipe
-from phalanx.oracle.cases import Question
+from phalanx.oracle.cases import CaseSpec
 from phalanx.oracle.sixteen_bits import by_chance
 from phalanx.oracle.verify import default_case
 from phalanx.trainer.engine.step import Engine, build_engine, train_step
@@ -85,7 +85,7 @@ def test_moments_in_bf16_take_half_the_bytes_and_learn_as_well() -> None:
 
 
 def test_weights_that_are_not_bf16_are_not_kept_in_bf16_alone() -> None:
-    case = Question("precision=fp32", ("stochastic",)).case()
+    case = CaseSpec("precision=fp32", ("stochastic",)).case()
     with pytest.raises(RefusedError, match="use precision=bf16"):
         refuse_untrainable(case.run)
 

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from phalanx.core.errors import RefusedError, UsageError
 from phalanx.core.layout import Layout
-from phalanx.core.precision import SCALED, formats, matrix_format, sharpened
-from phalanx.oracle.cases import Question
+from phalanx.core.precision import SCALED, Precision
+from phalanx.oracle.cases import CaseSpec
 from phalanx.oracle.verify import default_case
 from phalanx.trainer.engine.step import build_engine, train_step
 from phalanx.trainer.parallel.mesh import build_mesh
@@ -182,21 +182,28 @@ def test_what_would_scale_otherwise_is_refused_with_what_works(
     line: str, features: tuple[str, ...], words: str
 ):
     with pytest.raises(RefusedError, match=words):
-        refuse_untrainable(Question(line, features).case().run)
+        refuse_untrainable(CaseSpec(line, features).case().run)
 
 
 def test_a_precision_is_a_recipe_and_the_rest():
-    assert formats("fp8") == ("fp8", "bf16")
-    assert formats("mxfp8+fp64") == ("mxfp8", "fp64")
-    assert formats("auto") == ("", "auto")
-    assert [matrix_format(p) for p in ("fp8-block", "nvfp4", "bf16")] == ["fp8", "fp4", "bf16"]
-    assert [sharpened(p) for p in ("fp8", "bf16")] == ["fp8+fp64", "fp64"]
+    parsed = [Precision.parse(word) for word in ("fp8", "mxfp8+fp64", "auto")]
+    assert [(p.recipe, p.rest) for p in parsed] == [
+        ("fp8", "bf16"),
+        ("mxfp8", "fp64"),
+        ("", "auto"),
+    ]
+    assert [Precision.parse(p).matrix_format for p in ("fp8-block", "nvfp4", "bf16")] == [
+        "fp8",
+        "fp4",
+        "bf16",
+    ]
+    assert [str(Precision.parse(p).reference) for p in ("fp8", "bf16")] == ["fp8+fp64", "fp64"]
 
 
 @pytest.mark.parametrize("word", ["fp8+fp16", "bf16+fp64", "fp7", "fp8+", "+fp64"])
 def test_a_precision_that_does_not_exist_is_refused_with_those_that_do(word: str):
     with pytest.raises(UsageError, match="mxfp8"):
-        formats(word)
+        Precision.parse(word)
 
 
 def test_an_operand_without_a_scale_is_the_tensor():
