@@ -39,7 +39,7 @@ class Slice:
 
     @property
     def seq(self) -> int:
-        """s."""
+        """S."""
         return self.table.recipe.seq
 
     @property

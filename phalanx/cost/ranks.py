@@ -130,3 +130,8 @@ class ParameterCounts:
         """Some of the rows."""
         columns = (getattr(self, field.name) for field in fields(self))
         return ParameterCounts(*(c if np.ndim(c) == 0 else c[which] for c in columns))
+
+
+def largest(blocks: PipelineRanks, dense: Column, routed: Column) -> Column:
+    """The larger of two kinds of block, of those that a rank has."""
+    return np.maximum((blocks.dense > 0) * dense, (blocks.routed > 0) * routed)

@@ -14,8 +14,8 @@ from phalanx.cost.block_memory import BF16 as HALF
 from phalanx.cost.compute import Passes
 from phalanx.cost.groups import Routes
 from phalanx.cost.messages.unit import Among, UnitMessage
-from phalanx.cost.memory import state_bytes
 from phalanx.cost.operator import UnitName
+from phalanx.cost.parameter_memory import state_bytes
 from phalanx.cost.table import Column, Table
 from phalanx.planner.units import SentMessage, exposed_share
 from phalanx.planner.workload import Workload

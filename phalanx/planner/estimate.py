@@ -12,17 +12,19 @@ from phalanx.core.estimate import Estimate, PricedMessage, RankBytes, Term
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe, Run
+from phalanx.cost.activation_memory import ActivationMemory
 from phalanx.cost.axes import refuse_impossible
 from phalanx.cost.compute import Passes
 from phalanx.cost.flops import utilization
 from phalanx.cost.framework import PHALANX, Framework
 from phalanx.cost.groups import Routes
 from phalanx.cost.holdings import Holdings, holdings
-from phalanx.cost.memory import Ranks, ShardedRanks
+from phalanx.cost.memory import worst_moment
 from phalanx.cost.messages import times_in_step
 from phalanx.cost.messages.frameworks import messages_of
 from phalanx.cost.messages.unit import UnitMessage
 from phalanx.cost.operator import UNITS, UnitName
+from phalanx.cost.parameter_memory import ParameterMemory
 from phalanx.cost.ranks import ParameterCounts, ranks_of
 from phalanx.cost.table import Floats, Integers, Table
 from phalanx.planner.data_axis import (
@@ -137,24 +139,26 @@ class Priced:
         return stage_counts(self.workload.shape, self.layout)
 
     @cached_property
-    def ranks(self) -> Ranks:
-        """The pipeline ranks as memory sees them."""
+    def activations(self) -> ActivationMemory:
+        """What the pipeline ranks hold beside parameters."""
         layout = self.layout
         blocks = ranks_of(self.workload.shape, layout)
         params = ParameterCounts.of(self.table, blocks.together[:1])
         held = spec_of(layout).peak_in_flight(layout.pp, self.m, chunks(layout))
         stack = self.workload.framework.stack
-        return Ranks(self.table, blocks, params, np.array(held, dtype=np.float64), stack)
+        return ActivationMemory(self.table, blocks, params, np.array(held, np.float64), stack)
 
     @cached_property
-    def sharded(self) -> ShardedRanks:
-        """The same under ZeRO."""
-        return ShardedRanks(self.ranks, self.table, self.table.zero_stage)
+    def parameters(self) -> ParameterMemory:
+        """And their parameters."""
+        held = self.activations
+        zero = self.table.zero_stage
+        return ParameterMemory(self.table, held.blocks, held.params, held.stack, zero)
 
     @cached_property
     def units(self) -> dict[UnitName, UnitSeconds]:
         """One micro-batch through every kind of unit that there is."""
-        params = self.ranks.params
+        params = self.activations.params
         units = Units(self.workload, self.table, params, self.sends, self.routes)
         found = {}
         for unit in UNITS:
@@ -169,12 +173,12 @@ class Priced:
 
     def rank_bytes(self) -> Iterator[RankBytes]:
         """Bytes of every pipeline rank at its worst moment."""
-        memory = self.sharded.memory()
-        shape = self.ranks.blocks.dense.shape
+        memory = worst_moment(self.activations, self.parameters)
+        shape = self.activations.blocks.dense.shape
         classes = {n: np.broadcast_to(size, shape) for n, size in memory.by_class().items()}
         for rank, moment in enumerate(np.broadcast_to(memory.moment, shape)):
             by_class = tuple((name, float(size[rank])) for name, size in classes.items())
-            yield RankBytes(rank, str(moment), by_class, float(self.ranks.in_flight[rank]))
+            yield RankBytes(rank, str(moment), by_class, float(self.activations.in_flight[rank]))
 
     @cached_property
     def data_axis(self) -> DataAxis:
@@ -205,9 +209,9 @@ class Priced:
     @property
     def parameters_kept(self) -> float:
         """Parameters whose state the rank keeps that has most of it."""
-        ranks = self.ranks
-        kept = self.sharded.parameters_kept
-        return float(np.max(np.where(self.table.zero_stage > 0, kept, ranks.shared + ranks.experts)))
+        held = self.parameters
+        kept = np.where(self.table.zero_stage > 0, held.parameters_kept, held.shared + held.experts)
+        return float(np.max(kept))
 
     def _with_jitter(self, body: Term) -> Term:
         """Add what replicas wait for the slowest."""
