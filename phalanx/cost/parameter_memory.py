@@ -1,4 +1,4 @@
-"""What pipeline ranks hold of parameters: the state that stays, and units that are whole for a while.
+"""What pipeline ranks hold of parameters: state that stays, and units that are whole for a while.
 
 It depends on degrees, on the sharding, and on which blocks a rank has; not on micro-batches.
 """
@@ -46,6 +46,7 @@ class ParameterMemory:
         params: of each unit.
         stack: what the program keeps.
         zero: what is really sharded, see `Table.zero_stage`.
+        stashed: versions of the weights that are held beside the newest (PipeDream).
     """
 
     table: Table
@@ -53,6 +54,7 @@ class ParameterMemory:
     params: ParameterCounts
     stack: Stack
     zero: Column
+    stashed: Column = 0
 
     @cached_property
     def shared(self) -> Column:
@@ -106,11 +108,13 @@ class ParameterMemory:
         spread = [np.where(zero >= stage, part, whole) for stage in range(4)]
         apart = np.where(zero == 1, part, 0.0) if self.stack.reduced_apart else 0.0
         stays = np.where((zero == 3) & ~table.reshard, whole * self.element, 0.0)
+        stays = stays + self.stashed * whole * self.element
+        twice = 1 + table.optimistic  # copies that bring weights and moments back
         state = StateBytes(
             weights=spread[3] * per_param.weights + stays,
             gradients=(spread[2] + apart) * per_param.gradients,
-            master=spread[1] * per_param.master,
-            moments=spread[1] * per_param.moments,
+            master=spread[1] * per_param.master * twice,
+            moments=spread[1] * per_param.moments * twice,
         )
         if not np.any(self._state_away):
             return state

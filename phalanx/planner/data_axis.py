@@ -3,9 +3,8 @@
 All columns. The rank that finishes its backward last is the first one, so its parameters count.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -14,10 +13,9 @@ from phalanx.cost.block_memory import BF16 as HALF
 from phalanx.cost.compute import Passes
 from phalanx.cost.groups import Routes
 from phalanx.cost.messages.unit import Among, UnitMessage
-from phalanx.cost.operator import UnitName
 from phalanx.cost.parameter_memory import state_bytes
 from phalanx.cost.table import Column, Table
-from phalanx.planner.units import SentMessage, exposed_share
+from phalanx.planner.units import SentMessage, exposed
 from phalanx.planner.workload import Workload
 
 REDUCE, GATHER, OVER_COPIES = "reduction of gradients", "gather of weights", "reduction over copies"
@@ -37,6 +35,53 @@ class OverlapBudget:
     units: Column
 
 
+class Exchange(NamedTuple):
+    """How long the data axis and its like take in a step, before anything hides them.
+
+    Attributes:
+        reduce, gather: of gradients and of weights, once a step.
+        copies: the sum of each rank's part over the sharded copies of HSDP.
+        inside: the reduction inside a copy, which goes before that.
+        first_gather, last_reduction: of one unit, where units are gathered and reduced around
+            their use.
+        small: what else is summed once a step.
+    """
+
+    reduce: Column
+    gather: Column
+    copies: Column
+    inside: Column
+    first_gather: Column
+    last_reduction: Column
+    small: Column
+
+    def shown(self, workload: Workload, budget: OverlapBudget) -> dict[str, Column]:
+        """Seconds of a step by what they go to, as far as no arithmetic hides them.
+
+        Gradients hide behind the backward of the last micro-batch and weights behind the forward of
+        the first, if the program lets them. The sum over copies hides behind what the reduction
+        inside a copy leaves of the backward.
+        """
+        gradients, weights = workload.framework.hides_gradients, workload.framework.hides_weights
+        backward = budget.passes.backward
+        left = np.maximum(backward - self.inside, 0.0)
+
+        def shown(lasts: Column, behind: Column, hides: bool) -> Column:
+            if not hides or not np.any(lasts):
+                return lasts
+            part = 1 / budget.units
+            return np.maximum(exposed(workload, lasts, behind * (1 - part)), lasts * part)
+
+        return {
+            REDUCE: shown(self.reduce, backward, gradients),
+            GATHER: shown(self.gather, budget.passes.F, weights),
+            FIRST_GATHER: self.first_gather,
+            LAST_REDUCTION: self.last_reduction,
+            OVER_COPIES: shown(self.copies, left, gradients),
+            SMALL: self.small,
+        }
+
+
 class _Total(NamedTuple):
     """Messages of one kind and group, all units of a rank together."""
 
@@ -45,114 +90,79 @@ class _Total(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DataAxis:
-    """The ends of a step on the first rank.
+class StepMessages:
+    """What the first rank sends once a step.
 
     Attributes:
-        workload: what is trained, and on what.
-        table: the layouts.
         messages: of all units.
-        counts: how many of each unit the first rank holds.
-        budget: what may hide messages.
+        counts: how many of each unit the rank holds.
         routes: what they cross.
     """
 
-    workload: Workload
-    table: Table
     messages: Sequence[UnitMessage]
-    counts: dict[UnitName, Column]
-    budget: OverlapBudget
+    counts: Mapping[str, Column]
     routes: Routes
 
-    @cached_property
-    def terms(self) -> dict[str, Column]:
-        """Seconds of a step by what they go to; what no row has is left out."""
-        framework, passes = self.workload.framework, self.budget.passes
-        found = {
-            REDUCE: self._once("gradients", passes.backward, hides=framework.hides_gradients),
-            GATHER: self._once("weights", passes.F, hides=framework.hides_weights),
-            FIRST_GATHER: self._of_one_unit("weights", "forward"),
-            LAST_REDUCTION: self._of_one_unit("gradients", "weight gradient"),
-            OVER_COPIES: self._over_copies(),
-            SMALL: self._small_sums(),
-        }
-        return {name: seconds for name, seconds in found.items() if np.any(seconds)}
+    def exchange(self, units: Column) -> Exchange:
+        """How long they take.
 
-    def sent(self) -> list[SentMessage]:
-        """The messages of the end of a step with their prices; what is hidden, evenly over them."""
-        terms = self.terms
-        shown = {
-            "gradients": terms.get(REDUCE, 0.0),
-            "weights": terms.get(GATHER, 0.0),
-            "gradients of copies": terms.get(OVER_COPIES, 0.0),
-        }
+        Args:
+            units: of all stages of the rank.
+        """
+        around: list[Column] = []
+        for purpose, when in (("weights", "forward"), ("gradients", "weight gradient")):
+            collective = "all_gather" if purpose == "weights" else "reduce_scatter"
+            found = self._totals(purpose, when).items()
+            each = [self.routes.seconds(collective, a, total.bytes / units) for a, total in found]
+            around.append(sum(each))
+        return Exchange(
+            reduce=self._seconds("gradients"),
+            gather=self._seconds("weights"),
+            copies=self._seconds("gradients of copies"),
+            inside=self._inside(),
+            first_gather=around[0],
+            last_reduction=around[1],
+            small=self._small_sums(),
+        )
+
+    def sent(self, shown: Mapping[str, Column]) -> list[SentMessage]:
+        """The messages with their prices; what is hidden, evenly over those of one purpose."""
+        terms = {"gradients": REDUCE, "weights": GATHER, "gradients of copies": OVER_COPIES}
         found = []
         for message in self.messages:
             if message.when != "step" or not np.any(self._count(message)):
                 continue
             ranks, each = self._alone(message, self._bytes(message))
-            exposed = each
+            exposed_each = each
             if message.behind == "pass":
-                whole = self._seconds(message.purpose, "step")
-                exposed = each * (shown[message.purpose] / whole if np.any(whole) else 0.0)
-            found.append(SentMessage(message, ranks, each, exposed))
+                whole = self._seconds(message.purpose)
+                part = shown[terms[message.purpose]] / whole if np.any(whole) else 0.0
+                exposed_each = each * part
+            found.append(SentMessage(message, ranks, each, exposed_each))
         return found
 
-    def update(self) -> Column:
-        """Seconds in which one update's messages show where nothing hides them (PipeDream)."""
-        return self._seconds("gradients", "step") + self._seconds("weights", "step")
-
-    def _once(self, purpose: str, behind: Column, *, hides: bool) -> Column:
-        """Exposed seconds of what is sent once a step, beside so much arithmetic."""
-        return self._shown(self._seconds(purpose, "step"), behind, hides=hides)
-
-    def _over_copies(self) -> Column:
-        """HSDP: each rank's part, summed with the other sharded copies.
-
-        It hides behind what the reduction inside a copy leaves of the backward.
-        """
-        totals = self._totals("gradients of copies", "step")
-        if not totals:
+    def _inside(self) -> Column:
+        """Seconds of the reduction of all gradients of a rank inside a sharded copy."""
+        if not self._totals("gradients of copies", "step"):
             return 0.0
-        lasts = self._seconds("gradients of copies", "step")
-        inside: Column = 0.0
-        for when in ("step", "weight gradient"):
-            for among, total in self._totals("gradients", when).items():
-                inside = inside + self.routes.seconds("reduce_scatter", among, total.bytes)
-        left = np.maximum(self.budget.passes.backward - inside, 0.0)
-        return self._shown(lasts, left, hides=self.workload.framework.hides_gradients)
-
-    def _of_one_unit(self, purpose: str, when: str) -> Column:
-        """ZeRO-2 and 3: the stages carry most messages; those of one unit show at an end."""
         total: Column = 0.0
-        for among, found in self._totals(purpose, when).items():
-            collective = "all_gather" if purpose == "weights" else "reduce_scatter"
-            size = found.bytes / self.budget.units
-            total = total + self.routes.seconds(collective, among, size)
+        for when in ("step", "weight gradient"):
+            for among, found in self._totals("gradients", when).items():
+                total = total + self.routes.seconds("reduce_scatter", among, found.bytes)
         return total
 
     def _small_sums(self) -> Column:
-        """What is summed once a step beside gradients and weights."""
         total: Column = 0.0
         for message in self.messages:
             if message.when == "step" and message.behind != "pass":
-                count = self._count(message)
+                often = 1 if message.together else self._count(message)
                 each = self._alone(message, self._bytes(message))[1]
-                often = 1 if message.together else count
                 total = total + each * message.times * often
         return total
 
-    def _shown(self, lasts: Column, behind: Column, *, hides: bool) -> Column:
-        if not hides:
-            return lasts
-        units = self.budget.units
-        behind = behind * (1 - 1 / units)
-        share = exposed_share(self.workload, lasts, behind)
-        return np.maximum(lasts * share, lasts / units)
-
-    def _seconds(self, purpose: str, when: str) -> Column:
+    def _seconds(self, purpose: str) -> Column:
         """Of all messages of one purpose, one after the other."""
-        return sum(total.seconds for total in self._totals(purpose, when).values())
+        return sum(total.seconds for total in self._totals(purpose, "step").values())
 
     def _totals(self, purpose: str, when: str) -> dict[Among, _Total]:
         """Messages of one purpose by group; what goes together is one message."""
@@ -161,14 +171,12 @@ class DataAxis:
             if (message.axis, message.purpose, message.when) != ("data", purpose, when):
                 continue
             count = self._count(message) * np.minimum(message.times, 1)
-            size = message.bytes * count
-            lasts = 0.0 if message.together else count * self._alone(message, message.bytes)[1]
             before = found.get(message.among, _Total(0.0, 0.0))
-            size = before.bytes + size
+            size = before.bytes + message.bytes * count
             if message.together:
                 lasts = self._alone(message, size)[1]
             else:
-                lasts = before.seconds + lasts
+                lasts = before.seconds + count * self._alone(message, message.bytes)[1]
             found[message.among] = _Total(size, lasts)
         return found
 
@@ -176,7 +184,7 @@ class DataAxis:
         return message.bytes * self._count(message) if message.together else message.bytes
 
     def _count(self, message: UnitMessage) -> Column:
-        return self.counts.get(message.unit, 1)  # type: ignore[call-overload]  # a rank is one
+        return self.counts.get(message.unit, 1)
 
     def _alone(self, message: UnitMessage, size: Column) -> tuple[Column, Column]:
         group = self.routes.group(message.among)

@@ -28,8 +28,8 @@ from phalanx.cost.parameter_memory import ParameterMemory
 from phalanx.cost.ranks import ParameterCounts, ranks_of
 from phalanx.cost.table import Floats, Integers, Table
 from phalanx.planner.data_axis import (
-    DataAxis,
     OverlapBudget,
+    StepMessages,
     apart,
     optimizer_seconds,
     with_jitter,
@@ -181,15 +181,19 @@ class Priced:
             yield RankBytes(rank, str(moment), by_class, float(self.activations.in_flight[rank]))
 
     @cached_property
-    def data_axis(self) -> DataAxis:
-        """The ends of the step on the first rank."""
-        first = {unit: int(count[0]) for unit, count in self.counts.items()}
+    def step_messages(self) -> StepMessages:
+        """What the rank that finishes last, which is the first one, sends once a step."""
+        return StepMessages(self.sends, self._counts_of(0), self.routes)
+
+    @cached_property
+    def shown(self) -> dict[str, float]:
+        """Seconds that the data axis adds to the pipeline."""
+        first = sum(int(count[0]) for count in self.counts.values())
         v = chunks(self.layout)
-        budget = OverlapBudget(
-            Passes(*(self.pipeline.total[:, 0] * v)), max(sum(first.values()) * v, 1)
-        )
-        held = self._counts_of(0)
-        return DataAxis(self.workload, self.table, self.sends, held, budget, self.routes)
+        units = max(first * v, 1)
+        budget = OverlapBudget(Passes(*(self.pipeline.total[:, 0] * v)), units)
+        shown = self.step_messages.exchange(units).shown(self.workload, budget)
+        return {name: float(np.max(seconds)) for name, seconds in shown.items()}
 
     def _counts_of(self, rank: int) -> dict[UnitName, int]:
         slices = list(placement(self.layout).slices_of(rank))
@@ -197,9 +201,8 @@ class Priced:
 
     def _outside(self) -> Iterator[Term]:
         """The data axis and the optimizer."""
-        found = self.data_axis.terms
-        if found:
-            parts = tuple(Term(n, float(np.max(s)), worth=float(np.max(s))) for n, s in found.items())
+        parts = tuple(Term(n, s, worth=s) for n, s in self.shown.items() if s)
+        if parts:
             yield Term("data axis", children=parts, worth=sum(part.seconds for part in parts))
         kept = self.parameters_kept
         time = float(np.max(optimizer_seconds(self.workload, self.table, kept)))
@@ -234,7 +237,7 @@ class Priced:
         rank = self.pipeline.busiest
         held = holdings(self.table, rank)
         sent = [each for unit in self.units.values() for each in unit.sent]
-        sent += self.data_axis.sent()
+        sent += self.step_messages.sent(self.shown)
         sent += self._hops()
         yield from _added_up(sent, held, self.table.m)
 

@@ -4,7 +4,7 @@ Everything is a column over a table of layouts. A unit is an embedding, a block 
 experts, or a head.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ from phalanx.planner.workload import Workload
 PRODUCTS, ATTENTION, MEMORY = "products", "attention", "memory"
 ACCUMULATION, RECOMPUTE, LAUNCH = "accumulation", "recompute", "launch"
 WEIGHTS, OFFLOAD, UPDATES = "weights", "offload", "updates"
+INSIDE_AXES = ("tensor", "context", "expert")
 KINDS: dict[str, type] = {PRODUCTS: Product, ATTENTION: Scores, MEMORY: MemoryBoundKernel}
 
 
@@ -43,6 +44,22 @@ class SentMessage(NamedTuple):
     ranks: Column
     seconds: Column
     exposed: Column
+
+
+class Load(NamedTuple):
+    """What a unit asks of a device, before it waits for kernels to be launched.
+
+    Attributes:
+        terms: seconds of the three passes by what they go to.
+        peak: see `UnitSeconds`.
+        launches: number of kernels and messages, in forward and in backward.
+        sent: its messages.
+    """
+
+    terms: dict[str, Passes]
+    peak: dict[str, Passes]
+    launches: Passes
+    sent: tuple[SentMessage, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,46 +110,59 @@ class Units:
 
     def seconds(self, unit: UnitName) -> UnitSeconds:
         """One micro-batch through a unit, but for what ZeRO gathers and reduces around it."""
-        found = self._kernels(unit)
-        sent = []
-        for message in self.messages:
-            if message.unit == unit and message.when != "step" and message.behind != "next unit":
-                sent.append(self._price(message, found.terms))
-        terms, launches = dict(found.terms), found.launches
-        for each in sent:
-            axis, times = each.message.axis, self.times(each.message)
-            of_pass = Passes(F=times) if each.message.when == "forward" else Passes(I=times)
-            terms[axis] = terms.get(axis, Passes()).plus(of_pass.times(each.exposed))
-            launches = launches.plus(of_pass)
-        terms[LAUNCH] = self._starved(launches, added_up(terms.values()))
+        load = self.load(unit)
+        terms = {**load.terms, LAUNCH: starved(self.workload, load)}
         if unit in _BLOCKS and np.any(self._away):
             terms[OFFLOAD] = self._copies(unit, added_up(terms.values()))
-        return UnitSeconds(terms, found.peak, tuple(sent))
+        return UnitSeconds(terms, load.peak, load.sent)
+
+    def load(self, unit: UnitName, *, axes: Container[str] = INSIDE_AXES) -> "Load":
+        """Kernels of a unit, and its messages along some axes."""
+        return self.with_messages(unit, self._kernels(unit), axes)
+
+    def with_messages(self, unit: UnitName, load: "Load", axes: Container[str]) -> "Load":
+        """Add messages to the kernels of a unit, in whose place they are launched."""
+        sent, launches, terms = list(load.sent), load.launches, dict(load.terms)
+        for message in self.messages:
+            waits = message.behind not in ("next unit", "pass") and message.when != "step"
+            if message.unit != unit or message.axis not in axes or not waits:
+                continue
+            priced, times = self._price(message, load.terms), self.times(message)
+            of_pass = Passes(F=times) if message.when == "forward" else Passes(I=times)
+            terms[message.axis] = terms.get(message.axis, Passes()).plus(
+                of_pass.times(priced.exposed)
+            )
+            launches = launches.plus(of_pass)
+            sent.append(priced)
+        return Load(terms, load.peak, launches, tuple(sent))
 
     def with_weights(self, unit: UnitName, inner: UnitSeconds) -> UnitSeconds:
-        """Add what ZeRO-2 and 3 gather and reduce around a unit, one unit ahead of the work.
-
-        What the arithmetic of one unit cannot hide of the next one's messages is exposed.
-
-        Args:
-            unit: which one.
-            inner: its seconds without; perhaps of a table with fewer columns.
-        """
+        """Add what ZeRO-2 and 3 gather and reduce around a unit; see `weights_shown`."""
         found = [m for m in self.messages if m.unit == unit and m.behind == "next unit"]
         if not found:
             return inner
-        busy, total, sent = inner.seconds, Passes(), list[SentMessage]()
-        for forward, behind in ((True, busy.F), (False, busy.backward)):
-            here = [m for m in found if (m.when == "forward") == forward]
-            priced = [(m, *self._alone(m)) for m in here]
-            lasts = sum(seconds * self.times(m) for m, _, seconds in priced)
-            share = exposed_share(self.workload, lasts, behind)
-            sent += [SentMessage(m, n, seconds, seconds * share) for m, n, seconds in priced]
-            shown = lasts * share
-            total = total.plus(Passes(F=shown) if forward else Passes(I=shown))
-        return replace(
-            inner, terms={**inner.terms, WEIGHTS: total}, sent=(*inner.sent, *sent)
-        )
+        around, busy = self.around(unit), inner.seconds
+        shown = weights_shown(self.workload, busy, around)
+        shares = [
+            np.where(total > 0, part / np.where(total > 0, total, 1.0), 0.0)
+            for part, total in ((shown.F, around.F), (shown.I, around.I))
+        ]
+        sent = []
+        for message in found:
+            ranks, seconds = self._alone(message)
+            share = shares[message.when != "forward"]
+            sent.append(SentMessage(message, ranks, seconds, seconds * share))
+        return replace(inner, terms={**inner.terms, WEIGHTS: shown}, sent=(*inner.sent, *sent))
+
+    def around(self, unit: UnitName) -> Passes:
+        """Seconds of what ZeRO-2 and 3 gather and reduce around one unit, in a micro-batch."""
+        total = Passes()
+        for message in self.messages:
+            if message.unit == unit and message.behind == "next unit":
+                lasts = self._alone(message)[1] * self.times(message)
+                forward = message.when == "forward"
+                total = total.plus(Passes(F=lasts) if forward else Passes(I=lasts))
+        return total
 
     def times(self, message: UnitMessage) -> Column:
         """How often a unit sends it in a micro-batch, on average over the blocks of a segment."""
@@ -142,7 +172,7 @@ class Units:
         without = {"not last": 1, "not last two": 2}[message.share]
         return message.times * np.maximum(length - without, 0) / length
 
-    def _kernels(self, unit: UnitName) -> "_Launched":
+    def _kernels(self, unit: UnitName) -> "Load":
         workload, table = self.workload, self.table
         cut = Slice(table, workload.framework)
         match unit:
@@ -166,21 +196,21 @@ class Units:
         terms[RECOMPUTE] = Passes(I=repeated.seconds)
         forward, backward = kernels.launches.sum(axis=1)
         peak = {name: kernels.at_peak(KINDS[name]) for name in (PRODUCTS, ATTENTION)}
-        return _Launched(terms, peak, Passes(forward, backward + repeated.kernels))
+        return Load(terms, peak, Passes(forward, backward + repeated.kernels))
 
     def _price(self, message: UnitMessage, terms: dict[str, Passes]) -> SentMessage:
         """A message beside the kernels of its unit."""
         ranks, lasts = self._alone(message)
-        exposed = lasts
+        shown = lasts
         if message.behind == "product" and self.workload.framework.hides_sums:
             beside = terms[PRODUCTS].times(1 / (2 * self._products(message.unit)))
             behind = beside.I if message.when == "weight gradient" else beside.W
-            exposed = lasts * exposed_share(self.workload, lasts, behind)
+            shown = exposed(self.workload, lasts, behind)
         elif message.behind == "attention":
             attention = terms[ATTENTION]
             behind = attention.I / 2 if message.when == "input gradient" else attention.F
-            exposed = np.maximum(lasts - behind / self.table.cp, 0.0)
-        return SentMessage(message, ranks, lasts, exposed)
+            shown = np.maximum(lasts - behind / self.table.cp, 0.0)
+        return SentMessage(message, ranks, lasts, shown)
 
     def _alone(self, message: UnitMessage) -> tuple[Column, Column]:
         """Ranks of the group of a message, and seconds of one."""
@@ -194,13 +224,6 @@ class Units:
         operators = describe(self.table.model).of(unit)  # type: ignore[arg-type]  # of a unit
         found = [op.boundary for op in operators if op.boundary]
         return max(sum(each.kind != "gather" or bool(each.again) for each in found), 1)
-
-    def _starved(self, launches: Passes, busy: Passes) -> Passes:
-        """Seconds that the device waits for its next kernel, in forward and in all of backward."""
-        workload = self.workload
-        launch = 0.0 if workload.framework.graphs else workload.rates.launch
-        forward = np.maximum(launch * launches.F - busy.F, 0.0)
-        return Passes(forward, np.maximum(launch * launches.backward - busy.backward, 0.0))
 
     @property
     def _away(self) -> Column:
@@ -224,12 +247,27 @@ class Units:
 _BLOCKS = ("dense block", "routed block")
 
 
-class _Launched(NamedTuple):
-    """Kernels of a unit by what they do, and how many are launched in forward and in backward."""
+def starved(workload: Workload, load: Load) -> Passes:
+    """Seconds that the device waits for its next kernel, in forward and in all of backward."""
+    launch = 0.0 if workload.framework.graphs else workload.rates.launch
+    busy = added_up(load.terms.values())
+    forward = np.maximum(launch * load.launches.F - busy.F, 0.0)
+    return Passes(forward, np.maximum(launch * load.launches.backward - busy.backward, 0.0))
 
-    terms: dict[str, Passes]
-    peak: dict[str, Passes]
-    launches: Passes
+
+def weights_shown(workload: Workload, busy: Passes, around: Passes) -> Passes:
+    """Exposed seconds of what ZeRO gathers and reduces around a unit, one unit ahead of the work.
+
+    What the arithmetic of one unit cannot hide of the next one's messages is exposed.
+
+    Args:
+        workload: for what arithmetic loses to messages.
+        busy: seconds of the unit.
+        around: seconds of its messages in forward and in backward.
+    """
+    return Passes(
+        exposed(workload, around.F, busy.F), exposed(workload, around.I, busy.backward)
+    )
 
 
 def hop_seconds(messages: Iterable[UnitMessage], routes: Routes) -> Column:
@@ -255,10 +293,9 @@ def tokens_once(routes: Routes, message: UnitMessage) -> Column:
     return np.where(e > 1, np.maximum(inside, beyond) + latency, 0.0)
 
 
-def exposed_share(workload: Workload, message: Column, behind: Column) -> Column:
-    """Which share of a message of so many seconds shows, behind so much arithmetic.
+def exposed(workload: Workload, message: Column, behind: Column) -> Column:
+    """Seconds of messages that show behind so much arithmetic.
 
     What is longer than the arithmetic, and of the rest what the arithmetic loses to it.
     """
-    hidden = np.minimum(message, behind) * (1 - workload.rates.interference)
-    return np.where(message > 0, (message - hidden) / np.where(message > 0, message, 1.0), 0.0)
+    return message - np.minimum(message, behind) * (1 - workload.rates.interference)
