@@ -3,7 +3,7 @@
 Symbols: V vocabulary, t tp, T tokens of a micro-batch on one rank.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from phalanx.cost.block_memory import BF16, BlockMemory, Pair, saved_bytes
 from phalanx.cost.ranks import ParameterCounts, PipelineRanks, largest
 from phalanx.cost.saved import FP32, Stack, head_saved
-from phalanx.cost.table import Column, Table
+from phalanx.cost.table import Column, Integers, Table
 
 SCORE_GRADIENTS = 2  # of the softmax and of what dropout left of it, while they are differentiated
 
@@ -33,6 +33,20 @@ class ActivationMemory:
     params: ParameterCounts
     in_flight: Column
     stack: Stack
+
+    def take(self, which: Integers) -> "ActivationMemory":
+        """Some of the rows; what is known of all of them stays known."""
+        found = replace(
+            self,
+            table=self.table.take(which),
+            blocks=self.blocks.take(which),
+            params=self.params.take(which),
+            in_flight=self.in_flight[which],
+        )
+        for name, value in vars(self).items():
+            if name not in found.__dict__ and isinstance(value, np.ndarray):
+                found.__dict__[name] = value if len(value) == 1 else value[which]
+        return found
 
     @cached_property
     def of_block(self) -> BlockMemory:

@@ -45,6 +45,11 @@ class PipelineRanks:
         """Some of them."""
         return PipelineRanks(*(getattr(self, field.name)[which] for field in fields(self)))
 
+    @property
+    def tall(self) -> "PipelineRanks":
+        """Columns of shape (rows, 1) and, of sizes, (rows, 1, stages)."""
+        return self.take((slice(None), None))
+
     def segments(self, length: int) -> Column:
         """How many segments of so many blocks its stages are cut into."""
         return (-(-self.sizes // length)).sum(axis=-1)

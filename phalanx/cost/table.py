@@ -5,7 +5,7 @@ that is written once over columns serves the search, an estimate of one layout, 
 the trainer is held against.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, TypeVar
 
@@ -63,8 +63,13 @@ class Choice(Generic[T]):
         return result
 
     def take(self, which: Integers | Booleans) -> "Choice[T]":
-        """Some of the rows."""
-        return Choice(self.values, self.codes[which])
+        """Some of the rows; one value for all of them stays."""
+        return Choice(self.values, _some(self.codes, which))
+
+    @property
+    def tall(self) -> "Choice[T]":
+        """Of shape (rows, 1)."""
+        return Choice(self.values, self.codes.reshape(-1, 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,18 +140,31 @@ class Table:
         """The one row of a run."""
         return cls.of(run.model, run.recipe, [run.layout])
 
-    def take(self, which: Integers | Booleans, **columns: Integers | Booleans) -> "Table":
-        """Some of the rows, or some of them several times, with new values in some columns."""
-        taken = {
-            field.name: getattr(self, field.name)
-            for field in fields(self)
-            if field.name not in ("model", "recipe", "precision", *columns)
-        }
+    def take(self, which: Integers | Booleans, **columns: Any) -> "Table":
+        """Some of the rows, or some of them several times, with new values in some columns.
+
+        A column of one value for all rows stays what it is.
+        """
         some: dict[str, Any] = {
-            key: value.take(which) if isinstance(value, Choice) else value[which]
-            for key, value in taken.items()
+            key: value.take(which) if isinstance(value, Choice) else _some(value, which)
+            for key, value in self._columns()
+            if key not in columns
         }
         return replace(self, **(some | columns))
+
+    @property
+    def tall(self) -> "Table":
+        """Columns of shape (rows, 1), which meet the (1, shardings) of ways to shard them."""
+        some: dict[str, Any] = {
+            key: value.tall if isinstance(value, Choice) else value.reshape(-1, 1)
+            for key, value in self._columns()
+        }
+        return replace(self, **some)
+
+    def _columns(self) -> Iterator[tuple[str, Any]]:
+        for field in fields(self):
+            if field.name not in ("model", "recipe", "precision"):
+                yield field.name, getattr(self, field.name)
 
     @property
     def m(self) -> Integers:
@@ -188,6 +206,10 @@ class Table:
     def tokens(self) -> Integers:
         """Of one micro-batch on one cp rank, padding included."""
         return self.padded_seq // self.cp * self.mb
+
+
+def _some(column: Any, which: Integers | Booleans) -> Any:
+    return column if len(column) == 1 else column[which]
 
 
 def _integers(values: Iterable[int]) -> Integers:

@@ -14,7 +14,7 @@ from phalanx.cost.compute import Passes
 from phalanx.cost.groups import Routes
 from phalanx.cost.messages.unit import Among, UnitMessage
 from phalanx.cost.parameter_memory import state_bytes
-from phalanx.cost.table import Column, Table
+from phalanx.cost.table import Column, Integers, Table
 from phalanx.planner.units import SentMessage, exposed
 from phalanx.planner.workload import Workload
 
@@ -54,6 +54,10 @@ class Exchange(NamedTuple):
     first_gather: Column
     last_reduction: Column
     small: Column
+
+    def take(self, which: Integers) -> "Exchange":
+        """Some of the rows."""
+        return Exchange(*(part if np.ndim(part) == 0 else part[which] for part in self))
 
     def shown(self, workload: Workload, budget: OverlapBudget) -> dict[str, Column]:
         """Seconds of a step by what they go to, as far as no arithmetic hides them.

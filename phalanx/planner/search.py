@@ -2,7 +2,7 @@
 
 Bytes and seconds of all layouts are computed by column (`planner/sweep.py`); the fastest of every
 mesh are then priced one by one by `estimate`, which decides about their order
-(`planner/finals.py`).
+(`planner/rerank.py`).
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.core.estimate import Estimate
-from phalanx.planner.finals import Contenders, Prices, Ranked, decide, rank_among
+from phalanx.planner.rerank import Candidates, Prices, Ranked, decide, rank_among
 from phalanx.planner.sweep import Request, Sweep
 
 
@@ -58,17 +58,17 @@ def search(request: Request) -> Found:
         RefusedError: a limit leaves nothing that divides, or the devices lack the number format.
     """
     sweep = Sweep(request)
-    contenders = Contenders(sweep.where)
+    candidates = Candidates(sweep.where)
     seconds, variants = [np.empty(0, np.float32)], [np.empty(0, np.int16)]
     for block in sweep.priced():
-        contenders.add(block.rows, block.sharding, np.where(block.fits, block.seconds, np.inf))
-        sweep.bar = contenders.bar
+        candidates.add(block.rows, block.sharding, np.where(block.fits, block.seconds, np.inf))
+        sweep.bar = candidates.bar
         near = block.fits & (block.seconds <= sweep.bar)
         seconds.append(block.seconds[near].astype(np.float32))
         column = block.rows.variant.astype(np.int16)[:, None]
         variants.append(np.broadcast_to(column, near.shape)[near])
     prices = Prices(np.concatenate(seconds), np.concatenate(variants))
-    decision = decide(request, contenders.fastest(), prices)
+    decision = decide(request, candidates.fastest(), prices)
     return Found(
         request=request,
         considered=sweep.considered,

@@ -7,7 +7,7 @@ else is said about messages is a fold over this list: the ledger that a run is h
 is a transformation of it, see `frameworks`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 import numpy as np
 
@@ -22,7 +22,15 @@ from phalanx.cost.operators import describe
 from phalanx.cost.precision import element_bytes
 from phalanx.cost.table import Integers, Table
 
-AXES = (data, tensor, context, pipeline, expert, precision)
+AXES = {
+    "data": data,
+    "tensor": tensor,
+    "context": context,
+    "pipeline": pipeline,
+    "expert": expert,
+    "precision": precision,
+}
+ALL = (*AXES, "world")
 FIRST = Coordinates(0, 0, 0, 0)
 
 
@@ -42,14 +50,19 @@ def setting(table: Table, at: Coordinates = FIRST, model: ModelOperators | None 
     return Setting(table, model or describe(table.model), at, held, element, wide)
 
 
-def messages(where: Setting) -> list[UnitMessage]:
+def messages(where: Setting, axes: Container[str] = ALL) -> list[UnitMessage]:
     """Every kind of message of every kind of unit, but for those that no row sends.
+
+    Args:
+        where: the layouts.
+        axes: the modules that are asked.
 
     Returns:
         With columns that broadcast with those of the table.
     """
-    found = [message for axis in AXES for message in axis.messages(where)]
-    found += _of_the_world(where)
+    found = [sent for name, axis in AXES.items() if name in axes for sent in axis.messages(where)]
+    if "world" in axes:
+        found += _of_the_world(where)
     return [message for message in found if np.any(message.times)]
 
 

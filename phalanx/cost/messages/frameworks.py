@@ -13,7 +13,7 @@ Sources: Shoeybi et al. 2019 (arXiv:1909.08053), section 3; Korthikanti et al. 2
 (arXiv:2205.05198), section 4.2.2; Narayanan et al. 2021 (arXiv:2104.04473), section 4.1.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -21,7 +21,7 @@ import numpy as np
 from phalanx.core.precision import Precision
 from phalanx.core.recompute import Recompute
 from phalanx.cost.framework import Framework
-from phalanx.cost.messages import messages, setting
+from phalanx.cost.messages import ALL, messages, setting
 from phalanx.cost.messages.unit import UnitMessage
 from phalanx.cost.table import Choice, Table
 
@@ -36,12 +36,15 @@ _SMALL = (
 _BESIDE_PRODUCTS = ("tp input gradient", "tp input again")
 
 
-def messages_of(table: Table, framework: Framework) -> list[UnitMessage]:
+def messages_of(
+    table: Table, framework: Framework, *, axes: Container[str] = ALL
+) -> list[UnitMessage]:
     """Every kind of message of every kind of unit, as a framework sends it.
 
     Args:
         table: the layouts.
         framework: the program.
+        axes: that are asked.
 
     Returns:
         Messages with columns that broadcast with those of the table.
@@ -50,11 +53,12 @@ def messages_of(table: Table, framework: Framework) -> list[UnitMessage]:
         UsageError: the precision is "auto", which only a device can resolve.
     """
     if framework.sends_as_ledger:
-        return messages(setting(table))
+        return messages(setting(table), axes)
     plain = _as_others_cut(table)
     where = replace(setting(plain), wide=framework.gradient, pads=False)
-    found = [each for each in messages(where) if each.purpose not in _SMALL]
-    return list(_joined(each for sent in found for each in _changed(plain, framework.gradient, sent)))
+    found = [each for each in messages(where, axes) if each.purpose not in _SMALL]
+    wide = framework.gradient
+    return list(_joined(each for sent in found for each in _changed(plain, wide, sent)))
 
 
 def _as_others_cut(table: Table) -> Table:

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from phalanx.core.estimate import Estimate
 from phalanx.core.layout import Layout
-from phalanx.planner.candidates import Space
-from phalanx.planner.columns import Floats, Rows, Sharding, different
-from phalanx.planner.estimate import answer, step_seconds
-from phalanx.planner.question import Question, ask
+from phalanx.cost.table import Floats
+from phalanx.planner.columns import different
+from phalanx.planner.estimate import Priced
+from phalanx.planner.space import Rows, Sharding, Space
 from phalanx.planner.sweep import Request
 from phalanx.schedules.layouts import chunks
 
-CLOSE = 1.5  # a layout this much slower than the best so far is no contender
+CLOSE = 1.5  # a layout this much slower than the best so far is no candidate
 MOST_PRICED = 60  # exact prices at the most, in one search
 MARGIN = 1.015  # a closed formula may be so much too high, and its layout still the best
 EQUAL = 1e-6  # prices in 32 bits that differ by less are the same
@@ -67,7 +67,7 @@ class Ranked:
         return mesh_of(self.estimate.layout)
 
 
-class Contender(NamedTuple):
+class Candidate(NamedTuple):
     """A layout with its price by the closed formulas."""
 
     seconds: float
@@ -75,12 +75,12 @@ class Contender(NamedTuple):
     layout: Layout
 
 
-class Contenders:
+class Candidates:
     """The fastest layout of every mesh and schedule, as blocks of layouts come by."""
 
     def __init__(self, where: Space) -> None:
         self._where = where
-        self._best: dict[tuple[int, ...], Contender] = {}
+        self._best: dict[tuple[int, ...], Candidate] = {}
         self._least = float("inf")
 
     def add(self, rows: Rows, sharding: Sharding, seconds: Floats) -> None:
@@ -97,34 +97,35 @@ class Contenders:
         close = np.flatnonzero(best < self.bar)
         if not len(close):
             return
-        some = rows.take(close)
-        columns = (some.pp, some.tp, some.cp, some.ep, some.variant)
-        for row in close[different(columns, least=best[close]).first].tolist():
-            key = (rows.dp, rows.pp, rows.tp, rows.cp, rows.ep, rows.variant)
-            known = self._best.get(at := tuple(int(column[row]) for column in key))
+        table = rows.table
+        keys = (table.pp, table.tp, table.cp, np.broadcast_to(table.ep, len(rows)), rows.variant)
+        chosen = different([key[close] for key in keys], least=best[close]).first
+        for row in close[chosen].tolist():
+            at = (int(table.dp[row]), *(int(key[row]) for key in keys))
+            known = self._best.get(at)
             if known is None or best[row] < known.seconds:
                 size = int(sharding.shards[0, shard[row]])
                 layout = self._where.layout(rows, row, sharding.zero, size)
-                self._best[at] = Contender(float(best[row]), at[-1], layout)
+                self._best[at] = Candidate(float(best[row]), at[-1], layout)
 
     @property
     def bar(self) -> float:
-        """Seconds above which a layout is no contender."""
+        """Seconds above which a layout is no candidate."""
         return CLOSE * self._least
 
-    def fastest(self) -> list[Contender]:
+    def fastest(self) -> list[Candidate]:
         """Those that are still close to the best, fastest first."""
         close = [c for c in self._best.values() if c.seconds < self.bar]
         return sorted(close, key=_order)
 
 
-def _order(contender: Contender) -> tuple[float, int]:
+def _order(candidate: Candidate) -> tuple[float, int]:
     """By seconds; of equal ones the one that cuts along fewer axes comes first."""
-    layout = contender.layout
+    layout = candidate.layout
     cuts = sum(
         degree > 1 for degree in (layout.pp, layout.tp, layout.cp, layout.ep, chunks(layout))
     )
-    return float(f"{contender.seconds:.6g}"), cuts
+    return float(f"{candidate.seconds:.6g}"), cuts
 
 
 class Decision(NamedTuple):
@@ -134,15 +135,15 @@ class Decision(NamedTuple):
     seconds: NDArray[np.float32]
 
 
-def decide(request: Request, contenders: Sequence[Contender], prices: Prices) -> Decision:
+def decide(request: Request, candidates: Sequence[Candidate], prices: Prices) -> Decision:
     """Price the best layout of the best meshes exactly, and rank it among all layouts.
 
     Args:
         request: the question.
-        contenders: fastest first.
+        candidates: fastest first.
         prices: of all that fit.
     """
-    final = _Final(request, contenders, int(prices.variants.max(initial=0)) + 1)
+    final = _Final(request, candidates, int(prices.variants.max(initial=0)) + 1)
     while (next_one := final.next_one()) is not None:
         final.price(next_one)
     corrected = np.sort(prices.seconds * final.ratios[prices.variants].astype(np.float32))
@@ -150,13 +151,8 @@ def decide(request: Request, contenders: Sequence[Contender], prices: Prices) ->
     for best in sorted(final.best.values(), key=_order)[: request.top]:
         before = ranked[-1].rank if ranked else 0
         rank = max(rank_among(corrected, best.seconds), before + 1) if ranked else 1
-        ranked.append(Ranked(rank, answer(_ask(request, best.layout))))
+        ranked.append(Ranked(rank, Priced(request, best.layout).estimate()))
     return Decision(tuple(ranked), corrected)
-
-
-def _ask(request: Request, layout: Layout) -> Question:
-    shape, cluster, practice = request.shape, request.cluster, request.practice
-    return ask(shape, cluster, layout, request.seq, request.batch, practice)
 
 
 def rank_among(seconds: NDArray[np.float32], step_seconds: float) -> int:
@@ -167,18 +163,18 @@ def rank_among(seconds: NDArray[np.float32], step_seconds: float) -> int:
 class _Final:
     """Exact prices so far, and what they teach about each schedule."""
 
-    def __init__(self, request: Request, contenders: Sequence[Contender], variants: int) -> None:
+    def __init__(self, request: Request, candidates: Sequence[Candidate], variants: int) -> None:
         self.request = request
-        self.contenders = contenders
-        self.meshes = [mesh_of(contender.layout) for contender in contenders]
-        self.seconds = np.array([contender.seconds for contender in contenders])
-        self.variants = np.array([c.variant for c in contenders], dtype=np.int64)
-        self.open = np.ones(len(contenders), dtype=np.bool_)
+        self.candidates = candidates
+        self.meshes = [mesh_of(candidate.layout) for candidate in candidates]
+        self.seconds = np.array([candidate.seconds for candidate in candidates])
+        self.variants = np.array([c.variant for c in candidates], dtype=np.int64)
+        self.open = np.ones(len(candidates), dtype=np.bool_)
         self.ratios = np.ones(variants)
-        self.best: dict[Mesh, Contender] = {}
+        self.best: dict[Mesh, Candidate] = {}
 
     def next_one(self) -> int | None:
-        """The contender that may yet change the answer, if there is one."""
+        """The candidate that may yet change the answer, if there is one."""
         while self.open.any() and np.count_nonzero(~self.open) < MOST_PRICED:
             expected = np.where(self.open, self.seconds * self.ratios[self.variants], np.inf)
             place = int(expected.argmin())
@@ -196,14 +192,14 @@ class _Final:
         return known[top - 1] if len(known) >= top else float("inf")
 
     def price(self, place: int) -> None:
-        """Price one contender exactly."""
-        contender = self.contenders[place]
-        seconds = step_seconds(_ask(self.request, contender.layout))
+        """Price one candidate exactly."""
+        candidate = self.candidates[place]
+        seconds = Priced(self.request, candidate.layout).step_seconds()
         self.open[place] = False
-        self.ratios[contender.variant] = seconds / contender.seconds
+        self.ratios[candidate.variant] = seconds / candidate.seconds
         known = self.best.get(self.meshes[place])
         if known is None or seconds < known.seconds:
-            self.best[self.meshes[place]] = contender._replace(seconds=seconds)
+            self.best[self.meshes[place]] = candidate._replace(seconds=seconds)
 
 
 def mesh_of(layout: Layout) -> Mesh:
