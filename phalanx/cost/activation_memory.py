@@ -11,7 +11,7 @@ import numpy as np
 from phalanx.cost.block_memory import BF16, BlockMemory, Pair, saved_bytes
 from phalanx.cost.ranks import ParameterCounts, PipelineRanks, largest
 from phalanx.cost.saved import FP32, Stack, head_saved
-from phalanx.cost.table import Column, Integers, Table
+from phalanx.cost.table import Column, Integers, Table, some_rows
 
 SCORE_GRADIENTS = 2  # of the softmax and of what dropout left of it, while they are differentiated
 
@@ -45,7 +45,7 @@ class ActivationMemory:
         )
         for name, value in vars(self).items():
             if name not in found.__dict__ and isinstance(value, np.ndarray):
-                found.__dict__[name] = value if len(value) == 1 else value[which]
+                found.__dict__[name] = some_rows(value, which)
         return found
 
     @cached_property

@@ -15,7 +15,7 @@ from phalanx.cost.params import copies
 from phalanx.cost.ranks import ParameterCounts, PipelineRanks, largest
 from phalanx.cost.saved import Stack
 from phalanx.cost.state import StateBytes
-from phalanx.cost.table import Column, Integers, Table
+from phalanx.cost.table import Column, Integers, Table, some_rows
 
 
 class WholeUnits(NamedTuple):
@@ -37,7 +37,7 @@ class WholeUnits(NamedTuple):
 
     def take(self, which: Integers) -> "WholeUnits":
         """Some of the rows."""
-        return WholeUnits(*(part if np.ndim(part) == 0 else part[which] for part in self))
+        return WholeUnits(*(some_rows(part, which) for part in self))
 
 
 @dataclass(frozen=True)

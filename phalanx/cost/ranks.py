@@ -13,7 +13,7 @@ from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.cost.operators import describe
 from phalanx.cost.params import unit_sizes
-from phalanx.cost.table import Column, Integers, Table
+from phalanx.cost.table import Column, Integers, Table, some_rows
 from phalanx.schedules.layouts import layers_of_stages, placement, spec_of
 
 
@@ -134,7 +134,7 @@ class ParameterCounts:
     def take(self, which: Any) -> "ParameterCounts":
         """Some of the rows."""
         columns = (getattr(self, field.name) for field in fields(self))
-        return ParameterCounts(*(c if np.ndim(c) == 0 else c[which] for c in columns))
+        return ParameterCounts(*(some_rows(column, which) for column in columns))
 
 
 def largest(blocks: PipelineRanks, dense: Column, routed: Column) -> Column:

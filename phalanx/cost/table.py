@@ -64,7 +64,7 @@ class Choice(Generic[T]):
 
     def take(self, which: Integers | Booleans) -> "Choice[T]":
         """Some of the rows; one value for all of them stays."""
-        return Choice(self.values, _some(self.codes, which))
+        return Choice(self.values, some_rows(self.codes, which))
 
     @property
     def tall(self) -> "Choice[T]":
@@ -146,7 +146,7 @@ class Table:
         A column of one value for all rows stays what it is.
         """
         some: dict[str, Any] = {
-            key: value.take(which) if isinstance(value, Choice) else _some(value, which)
+            key: value.take(which) if isinstance(value, Choice) else some_rows(value, which)
             for key, value in self._columns()
             if key not in columns
         }
@@ -208,8 +208,9 @@ class Table:
         return self.padded_seq // self.cp * self.mb
 
 
-def _some(column: Any, which: Integers | Booleans) -> Any:
-    return column if len(column) == 1 else column[which]
+def some_rows(column: Column, which: Any) -> Column:
+    """Some rows of a column; one value for all rows stays what it is."""
+    return column if np.ndim(column) == 0 or len(column) == 1 else column[which]
 
 
 def _integers(values: Iterable[int]) -> Integers:

@@ -14,7 +14,7 @@ from phalanx.cost.compute import Passes
 from phalanx.cost.groups import Routes
 from phalanx.cost.messages.unit import Among, UnitMessage
 from phalanx.cost.parameter_memory import state_bytes
-from phalanx.cost.table import Column, Integers, Table
+from phalanx.cost.table import Column, Integers, Table, some_rows
 from phalanx.planner.units import SentMessage, exposed
 from phalanx.planner.workload import Workload
 
@@ -57,7 +57,7 @@ class Exchange(NamedTuple):
 
     def take(self, which: Integers) -> "Exchange":
         """Some of the rows."""
-        return Exchange(*(part if np.ndim(part) == 0 else part[which] for part in self))
+        return Exchange(*(some_rows(part, which) for part in self))
 
     def shown(self, workload: Workload, budget: OverlapBudget) -> dict[str, Column]:
         """Seconds of a step by what they go to, as far as no arithmetic hides them.

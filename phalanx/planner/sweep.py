@@ -22,7 +22,7 @@ from phalanx.cost.messages.frameworks import messages_of
 from phalanx.cost.operator import UnitName
 from phalanx.cost.parameter_memory import ParameterMemory, WholeUnits
 from phalanx.cost.ranks import ParameterCounts, PipelineRanks
-from phalanx.cost.table import Booleans, Column, Floats, Integers, Table
+from phalanx.cost.table import Booleans, Column, Floats, Integers, Table, some_rows
 from phalanx.planner.columns import different
 from phalanx.planner.data_axis import (
     Exchange,
@@ -398,7 +398,7 @@ class Pipelines:
         table, units = self.sized.rows.table.tall, dict(self.inner)
         for unit, around in group.around.items():
             if unit in units:
-                sent = Passes(*(c if np.ndim(c) == 0 else c[place] for c in around))
+                sent = Passes(*(some_rows(column, place) for column in around))
                 units[unit] = units[unit].plus(weights_shown(request, units[unit], sent))
         exchange = group.exchange.take(place)
         body = self.seconds(units) + optimizer_seconds(request, table, group.kept[place])
