@@ -4,7 +4,7 @@ Symbols: p pipeline ranks, m micro-batches, v chunks per rank.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -71,9 +71,18 @@ class RankKinds:
         """How many kinds of rank these pipelines have at the most."""
         return int(self.number[pipeline].max(initial=0))
 
-    def blocks_of(self, pipeline: Integers, kind: int) -> PipelineRanks:
-        """What one kind of rank of every row holds."""
-        return self.blocks.take((pipeline, kind))
+    def blocks_of(self, pipeline: Integers, kind: int, *, sizes: bool = False) -> PipelineRanks:
+        """What one kind of rank of every row holds.
+
+        Args:
+            pipeline: of every row.
+            kind: of rank.
+            sizes: whether the sizes of its stages are asked for, which are many numbers.
+        """
+        blocks = self.blocks
+        if not sizes:
+            blocks = replace(blocks, sizes=np.zeros((*blocks.dense.shape, 1), dtype=np.int64))
+        return blocks.take((pipeline, kind))
 
     def in_flight(self, pipeline: Integers, kind: int, sizes: Peaks) -> Integers:
         """Micro-batches whose activations it holds at its peak, counted per stage.
@@ -124,7 +133,8 @@ def _kinds(shape: ModelShape, layout: Layout) -> tuple[PipelineRanks, list[int]]
     in_flight = spec_of(layout).peak_in_flight(p, p, chunks(layout))
     early = in_flight[-1] <= in_flight[0]  # which ranks hold more: early, or late ones
     between = range(p - 2, 0, -1) if early else range(1, p - 1)
-    held = list(zip(ranks.dense.tolist(), ranks.routed.tolist(), ranks.longest.tolist(), strict=True))
+    columns = (ranks.dense.tolist(), ranks.routed.tolist(), ranks.longest.tolist())
+    held = list(zip(*columns, strict=True))
     unlike = {held[place]: place for place in between}  # the last of its kind stays
     ahead = 1 if early else -1
 

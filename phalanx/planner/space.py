@@ -16,7 +16,7 @@ import numpy as np
 from phalanx.core.errors import RefusedError, divisors, shorten
 from phalanx.core.layout import DEFAULT_SCHEDULE, Layout
 from phalanx.core.recompute import MODES, Recompute
-from phalanx.cost.table import Booleans, Choice, Integers, Table
+from phalanx.cost.table import Booleans, Choice, Column, Integers, Table
 from phalanx.planner.columns import Ragged
 from phalanx.planner.workload import Workload
 from phalanx.schedules.registry import SPECS, find_schedule
@@ -159,10 +159,13 @@ class Space:
 
     def layout(self, rows: Rows, index: int, zero: int = 0, shard: int = 0) -> Layout:
         """One row as a value."""
-        variant = self.variants[rows.variant[index]]
-        one = rows.take(np.array([index])).table
-        degrees = {key: int(getattr(one, key)[0]) for key in ("dp", "tp", "cp", "ep", "mb")}
-        tp, sp = degrees["tp"], bool(one.sp[0])
+        variant, table = self.variants[rows.variant[index]], rows.table
+
+        def at(column: Column) -> int:
+            return int(column[index if len(column) > 1 else 0])
+
+        degrees = {key: at(getattr(table, key)) for key in ("dp", "tp", "cp", "ep", "mb")}
+        tp, sp = degrees["tp"], at(table.sp)
         return Layout(
             **degrees,
             pp=variant.pp,
@@ -170,7 +173,7 @@ class Space:
             shard=0 if shard == degrees["dp"] else shard,
             v=variant.asked_v,
             schedule=variant.schedule,
-            recompute=one.recompute.values[one.recompute.codes[0]],
+            recompute=table.recompute.values[at(table.recompute.codes)],
             precision=self.workload.precision,
             sp=None if sp or tp == 1 else False,
         )

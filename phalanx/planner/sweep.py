@@ -17,6 +17,7 @@ from phalanx.core.layout import Layout
 from phalanx.cost.activation_memory import ActivationMemory
 from phalanx.cost.compute import Passes
 from phalanx.cost.groups import Routes
+from phalanx.cost.holdings import Holdings
 from phalanx.cost.memory import peak_bytes
 from phalanx.cost.messages.frameworks import messages_of
 from phalanx.cost.operator import UnitName
@@ -249,7 +250,8 @@ class Sweep:
             ParameterMemory(table, blocks, few.params, framework.stack, zero)
             for blocks in few.blocks
         ]
-        messages = messages_of(table, framework, axes=_OF_STEP)
+        ends = Holdings({}, self.kinds.copies[few.variant][:, None], few.blocks[0].together > 0)
+        messages = messages_of(table, framework, axes=_OF_STEP, held=ends)
         routes = Routes(table, framework, request.fabric)
         units = Units(request, table, few.params, messages, routes)
         first = few.blocks[0]

@@ -12,6 +12,7 @@ import numpy as np
 from phalanx.core.errors import UsageError
 from phalanx.cost.compute import Passes
 from phalanx.cost.groups import Routes
+from phalanx.cost.holdings import Holdings
 from phalanx.cost.messages.frameworks import messages_of
 from phalanx.cost.operator import UnitName
 from phalanx.cost.ranks import ParameterCounts
@@ -101,10 +102,15 @@ class UnitTables:
         return found
 
 
+def ends(together: int) -> Holdings:
+    """Of a pipeline, only whether its embedding and its head are on one rank."""
+    return Holdings({}, np.array(1), np.array(together > 0))
+
+
 def _hops(where: Space, table: Table) -> Floats:
     workload, tall = where.workload, table.tall
     table = replace(tall, sp=np.array([[False, True]]) & (tall.tp > 1))
-    messages = messages_of(table, workload.framework, axes=("pipeline",))
+    messages = messages_of(table, workload.framework, axes=("pipeline",), held=ends(0))
     routes = Routes(table, workload.framework, workload.fabric)
     return np.broadcast_to(hop_seconds(messages, routes), (len(tall.dp), 2))
 
@@ -127,7 +133,8 @@ class _Kernels:
         workload = self._where.workload
         routes = Routes(table, workload.framework, workload.fabric)
         params = ParameterCounts.of(table, np.array(together))
-        return Units(workload, table, params, messages_of(table, workload.framework), routes)
+        messages = messages_of(table, workload.framework, axes=INSIDE_AXES, held=ends(together))
+        return Units(workload, table, params, messages, routes)
 
     def with_messages(self, table: Table, place: Integers) -> dict[str, Floats]:
         """Add the messages between blocks, and wait for kernels to be launched."""

@@ -34,19 +34,25 @@ ALL = (*AXES, "world")
 FIRST = Coordinates(0, 0, 0, 0)
 
 
-def setting(table: Table, at: Coordinates = FIRST, model: ModelOperators | None = None) -> Setting:
+def setting(
+    table: Table,
+    at: Coordinates = FIRST,
+    model: ModelOperators | None = None,
+    held: Holdings | None = None,
+) -> Setting:
     """What the messages of a table follow from.
 
     Args:
         table: the layouts.
         at: the coordinates of the rank that sends; the first along tp and cp has the most.
         model: the operators; by default those of the table's model.
+        held: what its pipeline rank holds; by default counted.
 
     Raises:
         UsageError: the precision is "auto", which only a device can resolve.
     """
     element, wide = element_bytes(table.precision)
-    held = holdings(table, at.pp)
+    held = holdings(table, at.pp) if held is None else held
     return Setting(table, model or describe(table.model), at, held, element, wide)
 
 

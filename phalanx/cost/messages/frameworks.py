@@ -21,6 +21,7 @@ import numpy as np
 from phalanx.core.precision import Precision
 from phalanx.core.recompute import Recompute
 from phalanx.cost.framework import Framework
+from phalanx.cost.holdings import Holdings
 from phalanx.cost.messages import ALL, messages, setting
 from phalanx.cost.messages.unit import UnitMessage
 from phalanx.cost.table import Choice, Table
@@ -37,7 +38,11 @@ _BESIDE_PRODUCTS = ("tp input gradient", "tp input again")
 
 
 def messages_of(
-    table: Table, framework: Framework, *, axes: Container[str] = ALL
+    table: Table,
+    framework: Framework,
+    *,
+    axes: Container[str] = ALL,
+    held: Holdings | None = None,
 ) -> list[UnitMessage]:
     """Every kind of message of every kind of unit, as a framework sends it.
 
@@ -45,6 +50,7 @@ def messages_of(
         table: the layouts.
         framework: the program.
         axes: that are asked.
+        held: what the first pipeline rank holds, if that is known.
 
     Returns:
         Messages with columns that broadcast with those of the table.
@@ -53,9 +59,9 @@ def messages_of(
         UsageError: the precision is "auto", which only a device can resolve.
     """
     if framework.sends_as_ledger:
-        return messages(setting(table), axes)
+        return messages(setting(table, held=held), axes)
     plain = _as_others_cut(table)
-    where = replace(setting(plain), wide=framework.gradient, pads=False)
+    where = replace(setting(plain, held=held), wide=framework.gradient, pads=False)
     found = [each for each in messages(where, axes) if each.purpose not in _SMALL]
     wide = framework.gradient
     return list(_joined(each for sent in found for each in _changed(plain, wide, sent)))
