@@ -151,7 +151,7 @@ def decide(request: Request, candidates: Sequence[Candidate], prices: Prices) ->
     for best in sorted(final.best.values(), key=_order)[: request.top]:
         before = ranked[-1].rank if ranked else 0
         rank = max(rank_among(corrected, best.seconds), before + 1) if ranked else 1
-        ranked.append(Ranked(rank, Priced(request, best.layout).estimate()))
+        ranked.append(Ranked(rank, final.priced[best.layout].estimate()))
     return Decision(tuple(ranked), corrected)
 
 
@@ -172,6 +172,7 @@ class _Final:
         self.open = np.ones(len(candidates), dtype=np.bool_)
         self.ratios = np.ones(variants)
         self.best: dict[Mesh, Candidate] = {}
+        self.priced: dict[Layout, Priced] = {}
 
     def next_one(self) -> int | None:
         """The candidate that may yet change the answer, if there is one."""
@@ -194,7 +195,8 @@ class _Final:
     def price(self, place: int) -> None:
         """Price one candidate exactly."""
         candidate = self.candidates[place]
-        seconds = Priced(self.request, candidate.layout).step_seconds()
+        priced = self.priced.setdefault(candidate.layout, Priced(self.request, candidate.layout))
+        seconds = priced.step_seconds()
         self.open[place] = False
         self.ratios[candidate.variant] = seconds / candidate.seconds
         known = self.best.get(self.meshes[place])

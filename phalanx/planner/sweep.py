@@ -251,7 +251,7 @@ class Sweep:
             for blocks in few.blocks
         ]
         ends = Holdings({}, self.kinds.copies[few.variant][:, None], few.blocks[0].together > 0)
-        messages = messages_of(table, framework, axes=_OF_STEP, held=ends)
+        messages = messages_of(table, framework, axes=_of_step(request), held=ends)
         routes = Routes(table, framework, request.fabric)
         units = Units(request, table, few.params, messages, routes)
         first = few.blocks[0]
@@ -423,7 +423,13 @@ class Pipelines:
 
 
 _UNITS: tuple[UnitName, ...] = ("embedding", "dense block", "routed block", "head")
-_OF_STEP = ("data", "tensor", "pipeline", "precision", "expert", "world")
+
+
+def _of_step(request: Request) -> tuple[str, ...]:
+    """The axes that send something once a step."""
+    if not request.framework.sends_as_ledger:
+        return ("data",)
+    return ("data", "tensor", "pipeline", "precision", "expert", "world")
 
 
 def _from_the_middle(values: list[int]) -> list[int]:
