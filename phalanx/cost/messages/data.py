@@ -81,8 +81,7 @@ class _Unit(NamedTuple):
 
     def padded(self, parts: Integers) -> Integers:
         """Elements on the way, which our trainer pads until they divide over `parts` ranks."""
-        whole = np.maximum(parts, 1)
-        return padded(self.size.params, whole) if self.setting.pads else self.size.params
+        return padded(self.size.params, parts) if self.setting.pads else self.size.params
 
     def message(
         self,
@@ -111,7 +110,8 @@ class _Unit(NamedTuple):
 
 def padded(elements: Integers, parts: Integers) -> Integers:
     """Elements with the padding that makes them divide over so many ranks."""
-    return -(-elements // parts) * parts
+    whole = np.maximum(parts, 1)  # where experts take ranks from tp too, nobody shares them
+    return -(-elements // whole) * whole
 
 
 def _gradients(unit: _Unit) -> Iterator[UnitMessage]:
