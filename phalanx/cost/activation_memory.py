@@ -3,7 +3,7 @@
 Symbols: V vocabulary, t tp, T tokens of a micro-batch on one rank.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from phalanx.cost.block_memory import BF16, BlockMemory, Pair, saved_bytes
 from phalanx.cost.ranks import ParameterCounts, PipelineRanks, largest
 from phalanx.cost.saved import FP32, Stack, head_saved
-from phalanx.cost.table import Column, Integers, Table, some_rows
+from phalanx.cost.table import Column, Table
 
 SCORE_GRADIENTS = 2  # of the softmax and of what dropout left of it, while they are differentiated
 
@@ -25,33 +25,19 @@ class ActivationMemory:
         blocks: what their pipeline ranks compute.
         params: of each unit.
         in_flight: passes through one of their stages whose activations are alive at the peak.
-        stack: what the program keeps.
+        of_block: what one block saves and makes.
     """
 
     table: Table
     blocks: PipelineRanks
     params: ParameterCounts
     in_flight: Column
-    stack: Stack
+    of_block: BlockMemory
 
-    def take(self, which: Integers) -> "ActivationMemory":
-        """Some of the rows; what is known of all of them stays known."""
-        found = replace(
-            self,
-            table=self.table.take(which),
-            blocks=self.blocks.take(which),
-            params=self.params.take(which),
-            in_flight=self.in_flight[which],
-        )
-        for name, value in vars(self).items():
-            if name not in found.__dict__ and isinstance(value, np.ndarray):
-                found.__dict__[name] = some_rows(value, which)
-        return found
-
-    @cached_property
-    def of_block(self) -> BlockMemory:
-        """What one block saves and makes."""
-        return BlockMemory(self.table, self.stack)
+    @property
+    def stack(self) -> Stack:
+        """What the program keeps."""
+        return self.of_block.stack
 
     @cached_property
     def away(self) -> Column:

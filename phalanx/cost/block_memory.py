@@ -22,6 +22,8 @@ from phalanx.cost.table import Column, Table
 
 BF16 = 2
 Pair = tuple[Column, Column]  # of a block without experts, and of one with them
+# What every search needs of a block; the rest is for what few layouts have.
+PAIRS = ("saved", "everything", "made_again", "gradients")
 Choose = Callable[[tuple[Saved, ...], Recompute], Iterable[Saved]]
 
 # bytes of an element in products, of a master weight, of both moments
@@ -44,6 +46,13 @@ class BlockMemory:
 
     table: Table
     stack: Stack
+
+    @classmethod
+    def known(cls, table: Table, stack: Stack, pairs: dict[str, Pair]) -> "BlockMemory":
+        """With pairs of which some have been found elsewhere, by name."""
+        found = cls(table, stack)
+        found.__dict__.update(pairs)
+        return found
 
     @cached_property
     def element(self) -> int:

@@ -33,11 +33,11 @@ from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe
 from phalanx.cost.activation_memory import ActivationMemory
-from phalanx.cost.block_memory import BF16
+from phalanx.cost.block_memory import BF16, BlockMemory
 from phalanx.cost.parameter_memory import ParameterMemory, WholeUnits
 from phalanx.cost.ranks import ParameterCounts, ranks_of
 from phalanx.cost.saved import OURS, Stack
-from phalanx.cost.table import Column, Table
+from phalanx.cost.table import Column, Integers, Table, some_rows
 
 MomentName = Literal["forward", "loss", "backward"]
 CLASSES = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "reserve")
@@ -142,7 +142,8 @@ def rank_memory(
     table = Table.of(shape, Recipe(seq=seq, batch=layout.dp * layout.mb), [layout])
     blocks = ranks_of(shape, layout).take(slice(pp_rank, pp_rank + 1))
     params = ParameterCounts.of(table, blocks.together)
-    activations = ActivationMemory(table, blocks, params, in_flight, stack)
+    of_block = BlockMemory(table, stack)
+    activations = ActivationMemory(table, blocks, params, in_flight, of_block)
     parameters = ParameterMemory(table, blocks, params, stack, table.zero_stage)
     found = worst_moment(activations, parameters)
     numbers = {
@@ -180,17 +181,43 @@ def worst_moment(held: ActivationMemory, parameters: ParameterMemory) -> RankMem
     return RankMemory(moment=at_worst(np.array(m.name) for m in found), reserve=reserve, **classes)
 
 
-def peak_bytes(held: ActivationMemory, whole: WholeUnits, state: Column) -> Column:
-    """All bytes of ranks at the worst moment, reserve included.
+class PlainMoments(NamedTuple):
+    """Bytes of each moment beside units that are whole, and beside the state that stays.
 
-    Args:
-        held: activations and logits of the ranks.
-        whole: units of parameters that are whole.
-        state: bytes of weights, gradients and optimizer that stay.
+    The fields are those of `WholeUnits`; what a rank never comes to is less than anything.
     """
-    worst = reduce(np.maximum, (moment.total for moment in moments(held, whole)))
-    allocated = worst + (held.held + held.always) + state
-    return held.stack.context + (1 + held.stack.fragmentation) * allocated
+
+    forward: Column
+    loss: Column
+    matrix: Column
+    first_block: Column
+    second_block: Column
+    embedding: Column
+
+    @classmethod
+    def of(cls, held: ActivationMemory) -> "PlainMoments":
+        """Those of ranks, with what is in flight."""
+        found = dict.fromkeys(cls._fields, -np.inf)
+        for field, moment in moments_by_whole(held, WholeUnits()):
+            found[field] = np.maximum(found[field], moment.total)
+        always = held.held + held.always
+        return cls(**{name: size + always for name, size in found.items()})
+
+    def take(self, which: Integers) -> "PlainMoments":
+        """Some of the rows."""
+        return PlainMoments(*(some_rows(size, which) for size in self))
+
+    def peak(self, whole: WholeUnits, state: Column, stack: Stack) -> Column:
+        """All bytes at the worst moment, reserve included.
+
+        Args:
+            whole: units of parameters that are whole.
+            state: bytes of weights, gradients and optimizer that stay.
+            stack: what the program loses beside it.
+        """
+        known = [pair for pair in zip(self, whole, strict=True) if np.ndim(pair[0])]
+        worst = reduce(np.maximum, (plain + more for plain, more in known))
+        return stack.context + (1 + stack.fragmentation) * (worst + state)
 
 
 # The table of this module, row by row.
@@ -203,16 +230,21 @@ def moments(held: ActivationMemory, whole: WholeUnits) -> Iterator[Moment]:
         held: activations and logits of the ranks.
         whole: units of parameters that are whole.
     """
+    return (moment for _, moment in moments_by_whole(held, whole))
+
+
+def moments_by_whole(held: ActivationMemory, whole: WholeUnits) -> Iterator[tuple[str, Moment]]:
+    """The same, each with the field of `WholeUnits` that it goes with."""
     if np.any(held.away):
-        yield forward(held, whole)
+        yield "forward", forward(held, whole)
     if np.any(held.blocks.last):
-        yield loss(held, whole)
-        yield logit_gradient(held, whole)
-        yield head_gradient(held, whole)
-    yield first_block(held, whole)
-    yield second_block(held, whole)
+        yield "loss", loss(held, whole)
+        yield "loss", logit_gradient(held, whole)
+        yield "matrix", head_gradient(held, whole)
+    yield "first_block", first_block(held, whole)
+    yield "second_block", second_block(held, whole)
     if np.any(held.blocks.first):
-        yield embedding(held, whole)
+        yield "embedding", embedding(held, whole)
 
 
 def forward(held: ActivationMemory, whole: WholeUnits) -> Moment:

@@ -14,6 +14,7 @@ from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe, Run
 from phalanx.cost.activation_memory import ActivationMemory
 from phalanx.cost.axes import refuse_impossible
+from phalanx.cost.block_memory import BlockMemory
 from phalanx.cost.compute import Passes
 from phalanx.cost.flops import utilization
 from phalanx.cost.framework import PHALANX, Framework
@@ -145,8 +146,8 @@ class Priced:
         blocks = ranks_of(self.workload.shape, layout)
         params = ParameterCounts.of(self.table, blocks.together[:1])
         held = spec_of(layout).peak_in_flight(layout.pp, self.m, chunks(layout))
-        stack = self.workload.framework.stack
-        return ActivationMemory(self.table, blocks, params, np.array(held, np.float64), stack)
+        of_block = BlockMemory(self.table, self.workload.framework.stack)
+        return ActivationMemory(self.table, blocks, params, np.array(held, np.float64), of_block)
 
     @cached_property
     def parameters(self) -> ParameterMemory:

@@ -18,7 +18,7 @@ from phalanx.cost.activation_memory import ActivationMemory
 from phalanx.cost.compute import Passes
 from phalanx.cost.groups import Routes
 from phalanx.cost.holdings import Holdings
-from phalanx.cost.memory import peak_bytes
+from phalanx.cost.memory import PlainMoments
 from phalanx.cost.messages.frameworks import messages_of
 from phalanx.cost.operator import UnitName
 from phalanx.cost.parameter_memory import ParameterMemory, WholeUnits
@@ -46,7 +46,7 @@ from phalanx.planner.space import (
     shardings,
     space,
 )
-from phalanx.planner.unit_tables import Seconds, UnitTables
+from phalanx.planner.unit_tables import BlockTables, Seconds, UnitTables
 from phalanx.planner.units import Units, weights_shown
 from phalanx.planner.workload import Workload
 from phalanx.schedules.formulas import Peaks, Pipes
@@ -130,12 +130,17 @@ class Sized(NamedTuple):
     Attributes:
         rows: the layouts.
         group: the place of each in the tables of its groups.
-        ranks: activations of every kind of rank, of shape (rows, 1).
+        ranks: bytes of every kind of rank beside its parameters, of shape (rows, 1).
     """
 
     rows: Rows
     group: Integers
-    ranks: tuple[ActivationMemory, ...]
+    ranks: tuple[PlainMoments, ...]
+
+    def take(self, which: Integers) -> "Sized":
+        """Some of the rows."""
+        ranks = tuple(rank.take(which) for rank in self.ranks)
+        return Sized(self.rows.take(which), self.group[which], ranks)
 
 
 class Sweep:
@@ -200,6 +205,9 @@ class Sweep:
         rules = ((rule.reason, rule.refuses(rows.table)) for rule in self.where.rules)
         rows = self._sieve(rows, weights, rules)
         self._meshes = rows = replace(rows, mesh=np.arange(len(rows)))
+        if not len(rows):
+            return
+        self._blocks = BlockTables.of(self.where, rows)
         for dp in _from_the_middle(np.unique(rows.table.dp).tolist()):
             options = shardings(dp, self.where.limits)
             if options:
@@ -283,47 +291,35 @@ class Sweep:
         return (first[:, None] + (few.table.pp == 1)) * few.table.v
 
     def _size(self, rows: Rows, place: Integers, few: Few) -> Sized:
-        table, tall = rows.table, rows.table.tall
+        table, of_block = rows.table, self._blocks.blocks(rows)
         params, sizes = few.params.take(place), Peaks(table.pp, table.m, table.v, table.pp)
-        kinds = self.kinds.kinds(rows.variant)
-        ranks = tuple(
-            ActivationMemory(
-                tall,
-                self.kinds.blocks_of(rows.variant, kind).tall,
-                params,
-                self.kinds.in_flight(rows.variant, kind, sizes)[:, None],
-                self.request.framework.stack,
-            )
-            for kind in range(kinds)
-        )
-        return Sized(rows, place, ranks)
+        ranks = []
+        for kind in range(self.kinds.kinds(rows.variant)):
+            blocks = self.kinds.blocks_of(rows.variant, kind).tall
+            in_flight = self.kinds.in_flight(rows.variant, kind, sizes)[:, None]
+            held = ActivationMemory(of_block.table, blocks, params, in_flight, of_block)
+            ranks.append(PlainMoments.of(held))
+        return Sized(rows, place, tuple(ranks))
 
     def _fitting(self, sized: Sized, groups: Sequence[Group]) -> Sized:
         """What no way to shard would make fit is refused, with all of them."""
-        least = None
+        least, stack = None, self.request.framework.stack
         for kind, rank in enumerate(sized.ranks):
             state = reduce(np.minimum, (group.state[kind].min(axis=1) for group in groups))
-            here = peak_bytes(rank, WholeUnits(), state[sized.group][:, None])
+            here = rank.peak(WholeUnits(), state[sized.group][:, None], stack)
             least = here if least is None else np.maximum(least, here)
         assert least is not None, "every row has a rank"
         fits = np.flatnonzero(least[:, 0] <= self.request.capacity)
         ways = sum(group.sharding.shards.size for group in groups)
         self.refused[MEMORY] += ways * (len(least) - len(fits))
-        if len(fits) == len(least):
-            return sized
-        return Sized(
-            sized.rows.take(fits),
-            sized.group[fits],
-            tuple(rank.take(fits) for rank in sized.ranks),
-        )
+        return sized if len(fits) == len(least) else sized.take(fits)
 
     def _peaks(self, sized: Sized, group: Group) -> Floats:
         """Bytes of the worst rank, of shape (rows, shardings)."""
-        worst = None
+        worst, stack = None, self.request.framework.stack
         for kind, rank in enumerate(sized.ranks):
-            here = peak_bytes(
-                rank, group.whole[kind].take(sized.group), group.state[kind][sized.group]
-            )
+            whole = group.whole[kind].take(sized.group)
+            here = rank.peak(whole, group.state[kind][sized.group], stack)
             worst = here if worst is None else np.maximum(worst, here)
         result: Floats = np.asarray(worst)
         return result

@@ -10,12 +10,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from phalanx.core.errors import UsageError
+from phalanx.cost.block_memory import PAIRS, BlockMemory
 from phalanx.cost.compute import Passes
 from phalanx.cost.groups import Routes
 from phalanx.cost.holdings import Holdings
 from phalanx.cost.messages.frameworks import messages_of
 from phalanx.cost.operator import UnitName
 from phalanx.cost.ranks import ParameterCounts
+from phalanx.cost.saved import Stack
 from phalanx.cost.table import Choice, Floats, Integers, Table
 from phalanx.planner.columns import different
 from phalanx.planner.space import Rows, Space
@@ -113,6 +115,44 @@ def _hops(where: Space, table: Table) -> Floats:
     messages = messages_of(table, workload.framework, axes=("pipeline",), held=ends(0))
     routes = Routes(table, workload.framework, workload.fabric)
     return np.broadcast_to(hop_seconds(messages, routes), (len(tall.dp), 2))
+
+
+@dataclass(frozen=True)
+class BlockTables:
+    """What one block saves and makes, for all meshes of a search: found once for what differs.
+
+    Attributes:
+        pairs: by name, of a block without and with experts; of shape (meshes that differ, sp,
+            recomputations).
+        place: of every mesh of the search among those that differ.
+        stack: what the program keeps.
+    """
+
+    pairs: dict[str, tuple[Floats, Floats]]
+    place: Integers
+    stack: Stack
+
+    @classmethod
+    def of(cls, where: Space, meshes: Rows) -> "BlockTables":
+        """Size the blocks of some meshes."""
+        table, stack = meshes.table, where.workload.framework.stack
+        first, place = different([table.tp, table.cp, table.mb])
+        blocks = BlockMemory(_spread(where, table.take(first)), stack)
+        shape = (len(first), 2, len(where.modes))
+        pairs = {}
+        for name in PAIRS:
+            dense, routed = getattr(blocks, name)
+            pairs[name] = np.broadcast_to(dense, shape), np.broadcast_to(routed, shape)
+        return cls(pairs, place, stack)
+
+    def blocks(self, rows: Rows) -> BlockMemory:
+        """Those of every row, of shape (rows, 1)."""
+        at = self.place[rows.mesh], rows.table.sp * 1, rows.table.recompute.codes
+        pairs = {
+            name: (dense[at][:, None], routed[at][:, None])
+            for name, (dense, routed) in self.pairs.items()
+        }
+        return BlockMemory.known(rows.table.tall, self.stack, pairs)
 
 
 class _Kernels:
