@@ -23,7 +23,8 @@ from phalanx.core.model import ModelShape
 from phalanx.core.run import Data, Recipe, Run
 from phalanx.data.batches import SampleStream
 from phalanx.data.corpus import open_corpus
-from phalanx.trainer.engine.step import build_engine, evaluate, train_step
+from phalanx.trainer.engine.engine import build_engine
+from phalanx.trainer.engine.step import evaluate, train_step
 from phalanx.trainer.parallel.mesh import build_mesh
 
 WINDOW = 20
@@ -49,7 +50,8 @@ def curve(precision: str, steps: int) -> dict[str, list[float]]:
         evaluate(engine, forward, held_out.batch(i, engine.positions()))
         for i in range(HELD_OUT_BATCHES)
     ]
-    return {"losses": losses, "held_out": [statistics.fmean(final)]}
+    held_out_loss = sum(part.nats for part in final) / sum(part.tokens for part in final)
+    return {"losses": losses, "held_out": [held_out_loss]}
 
 
 def _text() -> Sequence:

@@ -7,11 +7,14 @@ phalanx convert runs/demo/checkpoints/step-00000100 out/demo-100 --precision bf1
 import json
 import sys
 from argparse import ArgumentParser, Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.cli.runfile import load_run
 from phalanx.core.errors import RefusedError, UsageError
+from phalanx.core.model import ModelShape
+from phalanx.core.run import Run
 
 if TYPE_CHECKING:
     from phalanx.trainer.checkpoint import Checkpoint
@@ -44,7 +47,7 @@ def run(args: Namespace) -> int:
 
     home = _home(args.source)
     run = load_run(home / "run.toml")
-    shape = run.model
+    shape = _reaching(run)
     if shape.is_moe and run.recipe.balance_speed:
         raise RefusedError(
             "experts of this run are balanced by biases, which no model of Transformers that we "
@@ -52,7 +55,9 @@ def run(args: Namespace) -> int:
         )
     dtype = Dtypes.named(args.precision, torch.device("cpu")).compute
     with _checkpoint(args.source) as checkpoint:
-        family = export_hf(checkpoint.tensor, shape, args.folder, dtype)
+        family = export_hf(
+            checkpoint.tensor, shape, args.folder, dtype, Path(run.weights) if run.weights else None
+        )
         step = checkpoint.step
     size = sum(file.stat().st_size for file in args.folder.iterdir())
     if args.json:
@@ -72,6 +77,14 @@ def run(args: Namespace) -> int:
         f'load it: transformers.{family.architecture}.from_pretrained("{args.folder}")'
     )
     return 0
+
+
+def _reaching(run: Run) -> ModelShape:
+    """The model, said to reach at least as far as the sequences that it was trained on."""
+    shape = run.model
+    if shape.positions == "learned":
+        return shape
+    return replace(shape, max_positions=max(shape.max_positions, run.recipe.seq))
 
 
 def _home(source: Path) -> Path:

@@ -6,6 +6,7 @@ A command is a module of this package with two functions, imported only when it 
     run(args) -> int    does it, and returns the exit code
 """
 
+import errno
 import importlib
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
@@ -14,7 +15,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from phalanx import __version__
-from phalanx.cli.stream import lose, report_error
+from phalanx.cli.stream import lose, open_closed_streams, report_error
 from phalanx.core.errors import PhalanxError, UsageError, unknown
 
 COMMANDS = {
@@ -34,6 +35,7 @@ exit codes:
   0  done          2  wrong usage                          4  verification found a difference
   1  failed        3  refused: does not fit or split so   75  interrupted, but can be resumed"""
 
+RAN_OUT = (errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EMFILE, errno.ENFILE)
 TRAINING_PACKAGES = ("torch", "safetensors")
 INTERRUPTED_BY_USER = 130  # what a shell expects of Ctrl-C, where there is nothing to resume
 
@@ -47,27 +49,49 @@ class _Parser(ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
+    open_closed_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in words
     try:
+        _require_text(words)
         code = _dispatch(words)
         sys.stdout.flush()
         return code
-    except PhalanxError as error:
-        return report_error(str(error), error.exit_code, as_json)
-    except KeyboardInterrupt:
-        return report_error("interrupted", INTERRUPTED_BY_USER, as_json)
     except BrokenPipeError:  # whoever read our output has seen enough
         lose(sys.stdout)
         return 0
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in TRAINING_PACKAGES:
+    except (PhalanxError, KeyboardInterrupt, ModuleNotFoundError, OSError, MemoryError) as error:
+        told = _explain(error)
+        if told is None:
             raise
-        return report_error(f"this needs {error.name}: pip install 'phalanx[train]'", 1, as_json)
-    except OSError as error:
-        if error.filename is None:
-            raise
-        return report_error(f"{error.filename}: {error.strerror}", 1, as_json)
+        return report_error(*told, as_json)
+
+
+def _explain(error: BaseException) -> tuple[str, int] | None:
+    """One line and an exit code for what a user can mend; None for a mistake of ours."""
+    match error:
+        case PhalanxError():
+            return str(error), error.exit_code
+        case KeyboardInterrupt():
+            return "interrupted", INTERRUPTED_BY_USER
+        case ModuleNotFoundError(name=str(name)) if name.partition(".")[0] in TRAINING_PACKAGES:
+            return f"this needs {name}: pip install 'phalanx[train]'", 1
+        case MemoryError():
+            return "memory ran out; see what ulimit -v and free say", 1
+        case OSError(strerror=str(reason)) if error.filename is not None or error.errno in RAN_OUT:
+            return f"{error.filename or 'the system'}: {reason}", 1
+    return None
+
+
+def _require_text(words: list[str]) -> None:
+    """Files of ours are written in UTF-8, and could not name what is not."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise UsageError(
+                f"{word!r} is not text in UTF-8; rename the file, or name the folder it is in"
+            ) from None
 
 
 def _dispatch(words: list[str]) -> int:

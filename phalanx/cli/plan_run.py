@@ -22,6 +22,7 @@ from phalanx.core.precision import Precision
 from phalanx.core.run import Recipe, Run
 from phalanx.core.units import parse_bytes, parse_count, show_count
 from phalanx.cost.practice import PRACTICES
+from phalanx.cost.refusals import refuse
 from phalanx.planner.asked import better_batch, both, read_limits, sequences_per_step
 from phalanx.planner.candidates import Limits
 from phalanx.planner.finals import Ranked
@@ -30,7 +31,6 @@ from phalanx.planner.procedure import procedure
 from phalanx.planner.search import Found, search
 from phalanx.planner.sweep import Request
 from phalanx.planner.why import nothing_fits, why
-from phalanx.trainer.run.limits import refuse_untrainable
 
 LARGEST = {"--memory": 1e15, "--train-tokens": 1e20, "--price": 1e6, "--seq": 1e9, "--top": 1000}
 
@@ -172,14 +172,14 @@ def _run_file(args: Namespace, found: Found) -> Run:
 
 
 def _trainable(request: Request) -> Limits:
-    """What the trainer runs: what `phalanx/trainer/run/limits.py` does not refuse, key by key."""
+    """What the trainer runs: what no rule refuses, key by key."""
     simple = Layout(precision=request.precision)
     recipe = Recipe(seq=request.seq, batch=1)
 
     def runs(tp: int) -> bool:
         layout = replace(simple, tp=tp)
         try:
-            refuse_untrainable(Run(model=request.shape, layout=layout, recipe=recipe))
+            refuse(Run(model=request.shape, layout=layout, recipe=recipe))
         except RefusedError:
             return False
         return True
@@ -209,7 +209,7 @@ def _trained(args: Namespace, found: Found, ranked: Ranked) -> Run | None:
     """The layout as a run, if `phalanx train` runs it."""
     candidate = _run_of(args, found.request, ranked.estimate.layout)
     try:
-        refuse_untrainable(candidate)
+        refuse(candidate)
     except RefusedError:
         return None
     return candidate
@@ -220,7 +220,7 @@ def _reason(args: Namespace, found: Found) -> str:
     simple = Layout(precision=found.request.precision)
     for layout in (simple, found.ranked[0].estimate.layout):
         try:
-            refuse_untrainable(_run_of(args, found.request, layout))
+            refuse(_run_of(args, found.request, layout))
         except RefusedError as refusal:
             return str(refusal)
     return "the trainer runs no layout that fits"

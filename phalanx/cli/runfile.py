@@ -84,7 +84,7 @@ def read_tables(path: Path) -> Tables:
         UsageError: there is no such file, or it is not TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # editors mark it, some of them
     except FileNotFoundError:
         nearby = [str(p) for p in path.parent.glob("*.toml") if p.name != "pyproject.toml"]
         if nearby:
@@ -115,7 +115,12 @@ def _layout(words: Tables) -> Layout:
 def _whole(path: str) -> str:
     """The same path from anywhere, if something is there."""
     found = Path(path).expanduser()
-    return str(found.resolve()) if path and found.exists() else path
+    whole = str(found.resolve()) if path and found.exists() else path
+    try:
+        whole.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{whole!r} is not text in UTF-8; rename its folder") from None
+    return whole
 
 
 def _resolved(table: Any) -> Any:

@@ -45,6 +45,25 @@ class LossyStream:
         return self._stream.fileno()
 
 
+def open_closed_streams() -> None:
+    """Give a program that was started without standard streams the ones that go nowhere.
+
+    Their numbers would otherwise be given to the next files that are opened, and whoever writes to
+    standard output would write into those.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:  # lowest first: the file that is opened now gets just this number
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
+
+
 def lose(stream: TextIO) -> None:
     """Let all further text of a stream go nowhere, what it still holds included."""
     with suppress(OSError):

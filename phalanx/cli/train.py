@@ -4,38 +4,41 @@
   phalanx train examples/demo.toml --data book.txt
   phalanx train run.toml --layout "dp=2 tp=2 zero=3" --set recipe.steps=500
   phalanx train --resume auto                    go on with the run that was written last
+  phalanx train --from runs/a --data new.txt     a new run that goes on from the weights of another
 
 On a machine with a GPU for each rank every rank takes one; otherwise all share the CPU. The same
-command runs under torchrun, on any number of machines that share a file system.
+command runs under torchrun, or as srun -n RANKS phalanx train ..., on any number of machines that
+share a file system.
 """
 
 import json
-import os
 import signal
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Action, ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from phalanx.cli.console import Screen, open_console
+from phalanx.cli.origin import Origin, origin_of, require_same_model
 from phalanx.cli.runfile import load_run
 from phalanx.cli.stream import report_error, restore_terminal
-from phalanx.cli.trial import describe_run, refuse_untrainable, show_run
-from phalanx.core.errors import RefusedError, UsageError
+from phalanx.cli.trial import describe_resume, describe_run, refuse_untrainable, show_run
+from phalanx.core.errors import PhalanxError, UsageError
 from phalanx.core.run import Run
+from phalanx.trainer.run.continuity import Resume
 from phalanx.trainer.run.launch import (
     WarmStart,
     count_gpus,
     launch,
     require_torch,
-    under_torchrun,
 )
 from phalanx.trainer.run.report import Reporter, Silent
-from phalanx.trainer.run.rundir import RunDirectory, find_run
+from phalanx.trainer.run.rundir import RunDirectory, require_free
+from phalanx.trainer.run.started import Started, started_by
 
 if TYPE_CHECKING:
     from phalanx.trainer.run.worker import Worker
@@ -50,6 +53,12 @@ def arguments(parser: ArgumentParser) -> None:
         "auto: go on from the newest intact checkpoint of --name, or of the run that was written "
         "last; PATH: of that run, or from that checkpoint"
     )
+    fork = (
+        "make a new run of a checkpoint, or of the newest of a run: it goes on from that step, "
+        "with other data, batch or seed if you like, which is told"
+    )
+    force = "with --resume: go on also with other data, batch or seed, which is told"
+    data = "learn from a text, a folder of texts, or a token file"
     prove = "first hold that many steps against one device, in fp64; stop if they differ"
     add = parser.add_argument
     add("run_file", nargs="?", type=Path, metavar="RUN.toml", help="what to train")
@@ -63,8 +72,10 @@ def arguments(parser: ArgumentParser) -> None:
         metavar="SECTION.KEY=VALUE",
         help="any value of a run file, over everything else; may be repeated",
     )
-    add("--data", metavar="PATH", help="learn from a text, a folder of texts, or a token file")
+    add("--data", metavar="PATH", action=_Once, help=data)
     add("--resume", metavar="auto|PATH", help=resume)
+    add("--from", dest="fork", metavar="PATH", help=fork)
+    add("--force", action="store_true", help=force)
     add("--prove", type=int, default=0, metavar="STEPS", help=prove)
     add("--dry-run", action="store_true", help="check and show what would run; start nothing")
     add("--name", default="", help="of the run's folder; by default the time of day")
@@ -73,13 +84,32 @@ def arguments(parser: ArgumentParser) -> None:
     add("--json", action="store_true", help="stdout is one JSON document: the summary")
 
 
+class _Once(Action):
+    """An option that may not be given twice: the first would be lost without a word."""
+
+    def __call__(
+        self,
+        parser: ArgumentParser,
+        namespace: Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        if getattr(namespace, self.dest) is not None:
+            raise UsageError(
+                f"{option_string} is given twice; a run learns from one text or token file: join "
+                "them, or name a folder of texts"
+            )
+        setattr(namespace, self.dest, values)
+
+
 def run(args: Namespace) -> int:
     """Train, and say what came of it."""
-    origin = _origin(args)
-    if under_torchrun():
-        return _run_under_torchrun(args, origin)
+    origin = origin_of(args)
+    started = started_by()
+    if started is not None:
+        return _run_as_started(args, origin, started)
     if args.dry_run:
-        return _dry_run(args, origin)
+        return _show_dry_run(args, origin, _load(args, origin, args.ranks))
     require_torch()
     warm = WarmStart()
     try:
@@ -102,14 +132,14 @@ class Job:
     Attributes:
         run: every value, resolved.
         directory: where it is written; its lock is held elsewhere.
-        resume: "auto", the path of a checkpoint, or None to start anew.
+        resume: what to go on from, or None to start anew.
         screen: how rank 0 shows it.
         proof: how its first steps compared with one device, for the summary.
     """
 
     run: Run
     directory: RunDirectory
-    resume: str | None
+    resume: Resume | None
     screen: Screen
     proof: str = ""
 
@@ -126,89 +156,24 @@ def train_one_rank(worker: "Worker", job: Job) -> int:
     return train(worker, job.run, job.directory, reporter, job.resume, job.proof)
 
 
-class _Origin(NamedTuple):
-    """Where a run starts from, as --resume and --name say.
-
-    Attributes:
-        fresh: a new folder is made.
-        runs, name: the folder.
-        resume: what the trainer is told.
-        run_file: to read, unless the command line names another.
-    """
-
-    fresh: bool
-    runs: Path
-    name: str
-    resume: str | None = None
-    run_file: Path | None = None
-
-
-def _origin(args: Namespace) -> _Origin:
-    if args.resume is None:
-        return _Origin(True, args.runs_dir, args.name)
-    if args.resume == "auto":
-        anew = args.name and args.run_file and not (args.runs_dir / args.name / "run.toml").exists()
-        if anew:  # so that one command line both starts a job and restarts it
-            return _Origin(True, args.runs_dir, args.name)
-        return _of_run(find_run(args.runs_dir, args.name))
-    path = Path(args.resume).resolve()
-    if (path / "run.toml").exists():
-        return _of_run(path)
-    if not path.is_dir():
-        raise UsageError(
-            f"--resume {args.resume}: no such folder; it can be auto, a run, or a checkpoint "
-            "such as runs/NAME/checkpoints/step-00000100"
-        )
-    home = path.parent.parent
-    if args.name or not (home / "run.toml").exists():
-        stored = home / "run.toml"
-        run_file = stored if stored.exists() else None
-        return _Origin(True, args.runs_dir, args.name, str(path), run_file)
-    newer = sorted(p.name for p in path.parent.glob("step-*") if p.name > path.name)
-    if newer:  # the run would hold two futures, and auto would take up the wrong one
-        raise RefusedError(
-            f"{home.name} has gone on to {newer[-1]}; start from {path.name} under a --name of "
-            "its own, or go on with --resume auto"
-        )
-    return _of_run(home)._replace(resume=str(path))
-
-
-def _of_run(path: Path) -> _Origin:
-    return _Origin(False, path.parent, path.name, "auto", path / "run.toml")
-
-
 def _load(
-    args: Namespace, origin: _Origin, ranks: int | None, gpus: Callable[[], int] = count_gpus
+    args: Namespace, origin: Origin, ranks: int | None, gpus: Callable[[], int] = count_gpus
 ) -> Run:
     """Put the run together, and stop here if it cannot be trained."""
     run = load_run(
-        args.run_file or origin.run_file,
+        args.run_file or origin.stored,
         layout=args.layout,
         ranks=ranks,
         sets=args.sets,
         data=args.data,
         gpus=gpus,
     )
-    _require_same_model(run, origin)
+    require_same_model(run, origin)
     refuse_untrainable(run)
     return run
 
 
-def _require_same_model(run: Run, origin: _Origin) -> None:
-    """Refuse another model in the folder of a run, also one whose weights have the same shapes."""
-    if origin.fresh or origin.run_file is None:
-        return
-    before = load_run(origin.run_file).model
-    for key, value in asdict(before).items():
-        now = getattr(run.model, key)
-        if now != value and key != "name":
-            raise RefusedError(
-                f"{origin.name} has model.{key}={value}, not {now}; go on with that, or start "
-                f"from one of its checkpoints under a --name of its own"
-            )
-
-
-def _train_here(args: Namespace, origin: _Origin, warm: WarmStart) -> int:
+def _train_here(args: Namespace, origin: Origin, warm: WarmStart) -> int:
     def count_gpus_meanwhile() -> int:
         warm.begin(PRELOAD)
         return count_gpus()
@@ -234,24 +199,32 @@ def _proof(args: Namespace, run: Run) -> str:
     return proof
 
 
-def _run_under_torchrun(args: Namespace, origin: _Origin) -> int:
-    """Be one rank of those that torchrun started; of several that fail, one speaks."""
+def _run_as_started(args: Namespace, origin: Origin, started: Started) -> int:
+    """Be one rank of those that torchrun or srun started; of several that fail, one speaks."""
     from phalanx.trainer.run.worker import exit_code, leave_a_note, work_here
 
     try:
         if args.prove:
-            raise UsageError("--prove starts ranks of its own; use phalanx verify, not torchrun")
-        run = _load(args, origin, int(os.environ["WORLD_SIZE"]))
-        return work_here(_train_one_rank_of_torchrun, (run, args, origin))
+            raise UsageError(
+                f"--prove starts ranks of its own; use phalanx verify, not {started.launcher}"
+            )
+        run = _load(args, origin, started.ranks)
+        if args.dry_run:
+            return _show_dry_run(args, origin, run) if started.rank == 0 else 0
+    except PhalanxError as error:
+        if started.local_rank == 0 and leave_a_note(error):
+            raise
+        return exit_code(error)  # rank 0 of this machine read the same, and says so
+    try:
+        started.tell_torch()
+        return work_here(_train_one_rank_as_started, (run, args, origin))
     except Exception as error:
         if leave_a_note(error):
             raise
         return exit_code(error)
 
 
-def _train_one_rank_of_torchrun(
-    worker: "Worker", run: Run, args: Namespace, origin: _Origin
-) -> int:
+def _train_one_rank_as_started(worker: "Worker", run: Run, args: Namespace, origin: Origin) -> int:
     """Let rank 0 open the folder, and the others learn its name."""
     import torch.distributed as dist
 
@@ -266,9 +239,13 @@ def _train_one_rank_of_torchrun(
     return code
 
 
-def _dry_run(args: Namespace, origin: _Origin) -> int:
-    run = _load(args, origin, args.ranks)
+def _show_dry_run(args: Namespace, origin: Origin, run: Run) -> int:
+    """Say what would run, once everything is checked that the start would check."""
+    if origin.fresh:
+        require_free(origin.runs, origin.name)
     facts = describe_run(run)
+    resumed = describe_resume(run, origin)
+    facts |= {**resumed, "told": [*facts["told"], *resumed.get("told", ())]}
     if args.json:
         print(json.dumps({"schema": 1, **facts}))
     else:
@@ -277,7 +254,7 @@ def _dry_run(args: Namespace, origin: _Origin) -> int:
 
 
 @contextmanager
-def _directory(origin: _Origin, run: Run) -> Iterator[RunDirectory]:
+def _directory(origin: Origin, run: Run) -> Iterator[RunDirectory]:
     opened = RunDirectory.create if origin.fresh else RunDirectory.open_for_resume
     with opened(origin.runs, origin.name) as directory:
         if origin.fresh:

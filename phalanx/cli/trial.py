@@ -1,16 +1,24 @@
 """What `phalanx train --dry-run` checks and shows: everything but the training."""
 
+from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
 
+from phalanx.cli.origin import Origin
 from phalanx.core.run import Run
 from phalanx.core.units import show_count
-from phalanx.data.batches import SampleStream
-from phalanx.data.corpus import open_corpus
 from phalanx.schedules.layouts import layers_of_stages
 from phalanx.trainer.run import limits
+from phalanx.trainer.run.continuity import (
+    changes,
+    identity,
+    learning_rate_jump,
+    refuse_changes,
+    require_steps,
+)
+from phalanx.trainer.run.text import open_text
 
 
 def refuse_untrainable(run: Run) -> None:
@@ -22,26 +30,12 @@ def refuse_untrainable(run: Run) -> None:
         UsageError: the documents of the corpus are to be kept apart and cannot be told.
     """
     limits.refuse_untrainable(run)
-    _open_text(run)
-
-
-def _open_text(run: Run) -> SampleStream:
-    """The text to learn from, without what is held out, cut into sequences."""
-    recipe = run.recipe
-    corpus = open_corpus(run.data, run.model.vocab)
-    training, _ = corpus.split(run.data.validation, recipe.seq)
-    return SampleStream(
-        training,
-        seq=recipe.seq,
-        batch=recipe.batch,
-        seed=recipe.seed,
-        document_mask=run.data.document_mask,
-    )
+    open_text(run)
 
 
 def describe_run(run: Run) -> dict[str, Any]:
     """The facts of a run that can be told without starting it."""
-    corpus = _open_text(run).corpus
+    corpus = open_text(run).training.corpus
     recipe, layout = run.recipe, run.layout
     return {
         "layout": str(layout),
@@ -54,7 +48,46 @@ def describe_run(run: Run) -> dict[str, Any]:
         "tokens": recipe.tokens_per_step * recipe.last_step,
         "corpus": corpus.name,
         "corpus_tokens": len(corpus),
+        "told": _notes(run),
     }
+
+
+def _notes(run: Run) -> list[str]:
+    """What the start would tell besides."""
+    if not run.weights:
+        return []
+    from phalanx.trainer.model.start import notes_on_weights
+
+    return notes_on_weights(run.weights)
+
+
+def describe_resume(run: Run, origin: Origin) -> dict[str, Any]:
+    """What would be gone on from, and what is another than it was; nothing for a new run.
+
+    The checkpoint is believed here; the start reads every byte of it, and may take the one before.
+
+    Raises:
+        RefusedError: the run would not see the samples that come next.
+        UsageError: it ends before the checkpoint.
+    """
+    if origin.resume is None:
+        return {}
+    from phalanx.trainer.checkpoint.manifest import read_manifest
+    from phalanx.trainer.checkpoint.names import steps
+
+    path = origin.runs / origin.name
+    path = path if origin.resume.checkpoint == "auto" else Path(origin.resume.checkpoint)
+    if (path / "run.toml").exists():
+        path = next((found for _, found in steps(path / "checkpoints")), path)
+        if (path / "run.toml").exists():
+            return {"resumes": None, "told": ["there is no checkpoint yet: it starts anew"]}
+    state = read_manifest(path).state
+    found = changes(state, identity(run, open_text(run).corpus))
+    if not origin.resume.may_differ:
+        refuse_changes(found, str(path))
+    lines = (*map(str, found), learning_rate_jump(state, run.recipe))
+    done = require_steps(run.recipe, int(state["step"]))
+    return {"resumes": str(path), "told": [line for line in (*lines, done) if line]}
 
 
 def show_run(run: Run, facts: dict[str, Any]) -> RenderableType:
@@ -73,7 +106,11 @@ def show_run(run: Run, facts: dict[str, Any]) -> RenderableType:
         f"{rounds:.2g} times the text",
         "refused": "nothing: this run can start",
     }
+    if facts.get("resumes"):
+        rows["resumes"] = facts["resumes"]
     table = Table.grid(padding=(0, 2))
     for name, text in rows.items():
         table.add_row(name, text)
+    for line in facts.get("told", ()):
+        table.add_row("note", line)
     return table

@@ -169,7 +169,7 @@ class Layout:
         if batch < 1 or batch % (self.dp * self.mb):
             raise RefusedError(
                 f"a batch of {batch} sequences cannot be cut into dp={self.dp} x mb={self.mb}; "
-                f"recipe.batch can be {self._nearest_batch(batch)}"
+                f"the batch can be {self._nearest_batch(batch)}"
             )
         return batch // (self.dp * self.mb)
 

@@ -15,7 +15,6 @@ import numpy as np
 from phalanx.core.errors import UsageError
 from phalanx.core.precision import Precision
 from phalanx.core.recompute import MODES, NONE, SELECTIVE, Recompute
-from phalanx.cost.axes.context import held_in_backward
 from phalanx.cost.precision import as_operands
 from phalanx.cost.saved import Saved, Stack, block_saved, kept, mlp_saved
 from phalanx.cost.table import Column, Table
@@ -221,3 +220,29 @@ def _kept_by_operator(saved: tuple[Saved, ...]) -> tuple[Saved, ...]:
         *(item._replace(bytes=item.bytes / 2) for item in saved if item.name.startswith(outputs)),
         *(item for item in saved if item.name == "mlp input"),
     )
+
+
+def held_in_backward(table: Table, element: int) -> Column:
+    """Bytes per token of a rank that attention holds at most while it is differentiated.
+
+    For q elements of queries and results, k of keys and values, e bytes each and w while they are
+    added up: 2 q of gradients come in, 2 k of blocks are here or on their way, and q + k leave the
+    kernel. Beside that
+
+        ring       w (q + 4 k)          what a rank adds to its own, to this block, and what
+                                        arrives and leaves; 2 k between two ranks
+        gather     w (q + (c + 2) k)    of all blocks at once, and c k of keys and values
+        ulysses    e 2 (q + k)          of all tokens and of this rank's, before and after the trade
+    """
+    shape, t, c, wide = table.model, table.tp, table.cp, max(element, 4)
+    q = shape.heads // t * shape.qk_width
+    k = np.maximum(shape.kv_heads // t, 1) * shape.kv_width
+    extra = {
+        "ring": element * 2 * k + wide * (q + np.where(c > 2, 4, 2) * k),
+        "gather": element * c * k + wide * (q + (c + 2) * k),
+        "ulysses": element * 2 * (q + k),
+    }
+    beside: Column = 0
+    for name, more in extra.items():
+        beside = beside + more * table.context.test(lambda kind, name=name: kind == name)
+    return element * (2 * shape.hidden + q + k) + beside

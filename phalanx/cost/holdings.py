@@ -63,28 +63,25 @@ def holdings(table: Table, pp_rank: int = 0) -> Holdings:
     Raises:
         RefusedError: a row whose layers cannot fill its stages.
     """
-    columns = np.broadcast_arrays(
-        table.pp,
-        table.v,
-        table.schedule.codes,
-        table.stages.codes,
-        table.recompute.pick(lambda recompute: recompute.segment).astype(np.int64),
-    )
-    rows = np.stack([column.ravel() for column in columns], axis=1)
-    distinct, which = np.unique(rows, axis=0, return_inverse=True)
+    segments = table.recompute.pick(lambda recompute: recompute.segment).astype(np.int64)
+    keys = (table.pp, table.v, table.schedule.codes, table.stages.codes, segments)
+    columns = np.broadcast_arrays(*keys)
+    bounds = [int(column.max()) + 1 for column in columns]
+    rows = np.ravel_multi_index(columns, bounds)
+    distinct, which = np.unique(rows, return_inverse=True)
     found = []
-    for pp, v, schedule, stages, segment in distinct.tolist():
+    for pp, v, schedule, stages, segment in zip(*np.unravel_index(distinct, bounds), strict=True):
         layout = Layout(
-            pp=pp,
-            v=v,
+            pp=int(pp),
+            v=int(v),
             schedule=table.schedule.values[schedule],
             stages=table.stages.values[stages],
         )
         where = placement(layout)
         sizes = layers_of_stages(layout, table.model.layers)
-        counts = _counts(table.model, sizes, where, pp_rank, segment)
+        counts = _counts(table.model, sizes, where, pp_rank, int(segment))
         found.append([counts[key] for key in _KEYS] + [where.copies, where.ends_together])
-    values = np.array(found)[which.ravel()].T.reshape(-1, *columns[0].shape)
+    values = np.array(found, dtype=np.int64).T[:, which.reshape(rows.shape)]
     return Holdings(
         counts=dict(zip(_KEYS, values[:-2], strict=True)),
         copies=values[-2],

@@ -6,6 +6,7 @@ Symbols: h hidden, t tp.
 """
 
 from dataclasses import dataclass
+from math import prod
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -21,6 +22,8 @@ Tokens = Literal["gathered", "own", "routed"]
 Format = Literal["activation", "operand", "both", "fp32", "statistics", "angles", "mask", "logits"]
 # What recomputation may repeat by itself; see `core.recompute.PARTS`.
 Part = Literal["block", "core", "norms", "mlp", "activation", "latent", "experts"]
+# Where the gradient of a parameter that every rank holds whole is only a part of the sum.
+Partial = Literal["never", "sp", "tp"]
 UnitName = Literal["embedding", "dense block", "routed block", "head"]
 
 
@@ -77,24 +80,24 @@ class Parameter(NamedTuple):
             to its own heads, or learns through its part of the experts.
         experts: how many there are of it, of which ep gives each rank some; 0 if it is of no
             expert.
+        again: the parts of a block under whose recomputation a token is multiplied with it again.
     """
 
     name: str
     dims: tuple[Width, ...]
-    partial: Literal["never", "sp", "tp"] = "never"
+    partial: Partial = "never"
     experts: int = 0
+    again: frozenset[str] = frozenset()
 
-    @property
-    def elements(self) -> int:
-        """Of all of it."""
-        return int(np.prod([dim.channels for dim in self.dims])) * max(self.experts, 1)
+    def elements(self, experts: int | None = None) -> int:
+        """Of all of it, or of that of so many experts if it is of experts."""
+        count = self.experts if experts is None else min(self.experts, experts)
+        return prod(dim.channels for dim in self.dims) * (count if self.experts else 1)
 
     def held(self, t: Integers, index: int = 0) -> Integers:
         """Elements of tp rank `index`; of one expert, if it is of experts."""
-        elements = np.ones_like(t)
-        for dim in self.dims:
-            elements = elements * dim.held(t, index)
-        return elements
+        whole = prod(dim.channels for dim in self.dims if not dim.cut)
+        return whole * self.cut.held(t, index) if self.cut else np.full_like(t, whole)
 
     @property
     def cut(self) -> Width | None:

@@ -23,7 +23,9 @@ from phalanx.cost.operator import (
     MemoryBound,
     ModelOperators,
     Operator,
+    Operators,
     Parameter,
+    Partial,
     SavedTensor,
     Width,
     whole,
@@ -32,6 +34,7 @@ from phalanx.cost.operator import (
 # Operators of Megatron Core's mixture of experts, counted in its router and token dispatcher:
 # softmax, top-k, masks, losses; counting, sorting, splitting; and back.
 ROUTER_KERNELS, DISPATCH_KERNELS, COMBINE_KERNELS = 20, 25, 15
+LATENT = frozenset({"latent"})  # what goes where latent attention is computed again
 
 
 @lru_cache(maxsize=256)
@@ -43,6 +46,12 @@ def describe(shape: ModelShape) -> ModelOperators:
         routed=_block(shape, _experts) if shape.is_moe else BlockOperators((), ()),
         head=tuple(_head(shape)),
     )
+
+
+def blocks(shape: ModelShape) -> tuple[tuple[Operators, int], ...]:
+    """The operators of each kind of block, and how many blocks of the kind there are."""
+    model, routed = describe(shape), sum(shape.routes(layer) for layer in range(shape.layers))
+    return (model.dense.all, shape.layers - routed), (model.routed.all, routed)
 
 
 def _block(shape: ModelShape, mlp: Callable[[ModelShape], Iterator[Operator]]) -> BlockOperators:
@@ -71,22 +80,27 @@ def _residual_norm(
 
 
 def _norm(
-    name: str, parameters: tuple[str, ...], width: int, *, is_input: bool = False
+    name: str,
+    parameters: tuple[str, ...],
+    width: int,
+    *,
+    is_input: bool = False,
+    let_go: frozenset[str] = frozenset(),
 ) -> Operator:
     """Read and write; backward reads the input and the gradient, and writes one.
 
     It saves its input, and one statistic per token for each of its parameters. Where nothing is
     fused, their gradients read the input and the gradient once more.
     """
-    h = whole(width)
+    h, statistics = whole(width), whole(len(parameters))
     return Operator(
         name=name,
         computes=MemoryBound((h,), 2, 3, tokens="own", unfused=2),
         part="norms",
         parameters=tuple(Parameter(each, (h,), "sp") for each in parameters),
         saves=(
-            SavedTensor(f"{name} input", h, "own", is_input=is_input),
-            SavedTensor(f"{name} statistics", whole(len(parameters)), "own", "statistics"),
+            SavedTensor(f"{name} input", h, "own", let_go=let_go, is_input=is_input),
+            SavedTensor(f"{name} statistics", statistics, "own", "statistics", let_go),
         ),
     )
 
@@ -102,9 +116,12 @@ def _residual(mask: str, shape: ModelShape, *, is_last: bool = False) -> Operato
     )
 
 
-def _matrix(name: str, inner: Width, out: Width, *, bias: bool = False) -> tuple[Parameter, ...]:
+def _matrix(
+    name: str, inner: Width, out: Width, *, bias: bool = False, again: frozenset[str] = frozenset()
+) -> tuple[Parameter, ...]:
     """The weight of a projection, and its bias; one that is added after a sum is not cut."""
-    weight = Parameter(f"{name}.weight", (out, inner), "never" if out.cut or inner.cut else "sp")
+    partial: Partial = "never" if out.cut or inner.cut else "sp"
+    weight = Parameter(f"{name}.weight", (out, inner), partial, again=again)
     shift = Parameter(f"{name}.bias", (out,), "never" if out.cut else "sp")
     return (weight, shift) if bias else (weight,)
 
@@ -114,11 +131,16 @@ def _attention(shape: ModelShape) -> Iterator[Operator]:
     h, a, g, d = whole(shape.hidden), shape.heads, shape.kv_heads, shape.head_dim
     query, keys, bias = Width(a, d), Width(g, d), shape.has_qkv_bias
     projections = {"q": query, "k": keys, "v": keys}
+    again = {"k": frozenset({"operators"})}
     yield Operator(
         name="query, key, value",
         computes=MatrixProduct(h, (query, keys, keys)),
         parameters=sum(
-            (_matrix(f"attention.{n}", h, out, bias=bias) for n, out in projections.items()), ()
+            (
+                _matrix(f"attention.{n}", h, out, bias=bias, again=again.get(n, frozenset()))
+                for n, out in projections.items()
+            ),
+            (),
         ),
         saves=(_attention_input(shape),),
         boundary=Boundary("columns", shape.hidden, True, frozenset({"operators"})),
@@ -218,15 +240,15 @@ def _latent_attention(shape: ModelShape) -> Iterator[Operator]:
         boundary=Boundary("gather", shape.qk_rope, beside_product=False),
         scaled=() if r_q else (2,),
     )
-    yield _norm("key-value norm", ("attention.kv_norm.weight",), r_kv)
+    yield _norm("key-value norm", ("attention.kv_norm.weight",), r_kv, let_go=LATENT)
     latent = whole(r_kv)
     yield Operator(
         name="key-value up",
         computes=MatrixProduct(latent, (key, value)),
         part="latent",
         parameters=(
-            *_matrix("attention.k_up", latent, key),
-            *_matrix("attention.v_up", latent, value),
+            *_matrix("attention.k_up", latent, key, again=LATENT),
+            *_matrix("attention.v_up", latent, value, again=LATENT),
         ),
         saves=(SavedTensor("compressed key-value", latent, "own", "operand"),),
         boundary=Boundary("columns", r_kv, True),
@@ -254,12 +276,12 @@ def _compressed_query(shape: ModelShape, query: Width) -> Iterator[Operator]:
         saves=(_attention_input(shape),),
         scaled=(3,),  # with the two that compress keys and values
     )
-    yield _norm("query norm", ("attention.q_norm.weight",), shape.q_lora_rank)
+    yield _norm("query norm", ("attention.q_norm.weight",), shape.q_lora_rank, let_go=LATENT)
     yield Operator(
         name="query up",
         computes=MatrixProduct(latent, (query,)),
         part="latent",
-        parameters=_matrix("attention.q_up", latent, query),
+        parameters=_matrix("attention.q_up", latent, query, again=LATENT),
         saves=(SavedTensor("compressed query", latent, "own", "operand"),),
         boundary=Boundary("columns", shape.q_lora_rank, True),
         scaled=(1,),
@@ -295,7 +317,13 @@ def _feed_forward(
         name=f"{name} up",
         computes=MatrixProduct(h, (f,) * len(matrices)),
         part="mlp",
-        parameters=sum((_matrix(f"{prefix}.{n}", h, f, bias=bias) for n in matrices), ()),
+        parameters=sum(
+            (
+                _matrix(f"{prefix}.{n}", h, f, bias=bias, again=first if i == 0 else before)
+                for i, n in enumerate(matrices)
+            ),
+            (),
+        ),
         saves=tuple(saves),
         scaled=(1,) * len(matrices),
     )
@@ -375,7 +403,7 @@ def _router(shape: ModelShape) -> Operator:
 
 def _of_experts(operator: Operator, shape: ModelShape) -> Operator:
     """The same, done by the experts that each token visits, in a format of their own."""
-    computes, count = operator.computes, shape.top_k
+    computes, count, gone = operator.computes, shape.top_k, frozenset({"experts"})
     if isinstance(computes, MemoryBound):
         widths = tuple(Width(width.pieces, width.each * count) for width in computes.widths)
         computes = computes._replace(widths=widths, tokens="routed")
@@ -385,8 +413,7 @@ def _of_experts(operator: Operator, shape: ModelShape) -> Operator:
         tensor._replace(
             width=Width(tensor.width.pieces, count),
             tokens="routed",
-            let_go=(tensor.let_go - {"mlp"} if "before" in tensor.name else tensor.let_go)
-            | {"experts"},
+            let_go=(tensor.let_go - {"mlp"} if "before" in tensor.name else tensor.let_go) | gone,
         )
         for tensor in operator.saves
     )
@@ -395,7 +422,9 @@ def _of_experts(operator: Operator, shape: ModelShape) -> Operator:
         computes=computes,
         part=operator.part if operator.part == "activation" else "experts",
         is_last=False,
-        parameters=tuple(p._replace(experts=shape.experts) for p in operator.parameters),
+        parameters=tuple(
+            p._replace(experts=shape.experts, again=gone) for p in operator.parameters
+        ),
         saves=saves,
         scaled=(),
     )

@@ -20,6 +20,17 @@ from phalanx.cost.table import Booleans, Integers, Table
 from phalanx.schedules.layouts import layers_of_stages, num_stages, placement
 
 
+def parameters_of(operators: Operators) -> Iterator[Parameter]:
+    """All of them, in the order of first use."""
+    for operator in operators:
+        yield from operator.parameters
+
+
+def elements(operators: Operators, experts: int | None = None) -> int:
+    """How many parameters operators have, or how many they have with only so many experts."""
+    return sum(parameter.elements(experts) for parameter in parameters_of(operators))
+
+
 class UnitSize(NamedTuple):
     """What data-parallel ranks gather and reduce together: a block, its experts, a table, a norm.
 
@@ -99,11 +110,10 @@ def is_apart(held: Holdings, size: UnitSize) -> Booleans:
 def _by_unit(unit: UnitName, operators: Operators) -> dict[str, list[Parameter]]:
     """The parameters of a block and those of its experts; of an end by the name of each unit."""
     units: dict[str, list[Parameter]] = {}
-    for operator in operators:
-        for parameter in operator.parameters:
-            of_block = "experts" if parameter.experts else "block"
-            name = of_block if unit.endswith("block") else parameter.name.split(".")[0]
-            units.setdefault(name, []).append(parameter)
+    for parameter in parameters_of(operators):
+        of_block = "experts" if parameter.experts else "block"
+        name = of_block if unit.endswith("block") else parameter.name.split(".")[0]
+        units.setdefault(name, []).append(parameter)
     return units
 
 
@@ -130,10 +140,9 @@ class Held(NamedTuple):
 
 def _held(operators: Operators, layout: Layout, leave_out: str = "") -> Held:
     cuts, counts = Cuts.of(layout), [0, 0]
-    for operator in operators:
-        for parameter in operator.parameters:
-            if parameter.name != leave_out:
-                counts[parameter.experts > 0] += int(cuts.held(parameter))
+    for parameter in parameters_of(operators):
+        if parameter.name != leave_out:
+            counts[parameter.experts > 0] += int(cuts.held(parameter))
     return Held(*counts)
 
 

@@ -5,7 +5,7 @@ under any layout, any micro-batch size and after any resume.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -53,8 +53,6 @@ class SampleStream:
     Window w is tokens w s .. w s + s: one more than the model reads, so that in an epoch every
     token but the first is a target once (a rest shorter than a window is left out).
 
-    A validation corpus makes a stream like any other; its first batches are the same few windows,
-    drawn from all over it, at every validation.
     """
 
     def __init__(
@@ -139,6 +137,35 @@ class SampleStream:
     def epoch(self, step: int) -> float:
         """How many times the corpus has been read before `step`."""
         return step * self.batch_size / self.num_windows
+
+
+class HeldOutStream:
+    """The same few windows at every validation, drawn from all over the corpus, none twice.
+
+    The last batch may have places left over; their targets count in no loss.
+    """
+
+    def __init__(self, samples: SampleStream, batches: int) -> None:
+        """Take the first batches of a stream, as far as its corpus reaches.
+
+        Args:
+            samples: of the held-out corpus.
+            batches: how many at most.
+        """
+        self.samples = samples
+        self.num_batches = min(batches, -(-samples.num_windows // samples.batch_size))
+
+    def batch(self, step: int, positions: Sequence[int]) -> Batch:
+        """Return the sequences at these places of batch `step`, row for row.
+
+        Args:
+            step: in [0, num_batches).
+            positions: each in [0, batch).
+        """
+        batch = self.samples.batch(step, positions)
+        place = step * self.samples.batch_size + np.asarray(positions, dtype=np.int64)
+        again = (place >= self.samples.num_windows)[:, None]
+        return replace(batch, targets=np.where(again, IGNORED, batch.targets))
 
 
 def cut(windows: NDArray[np.integer[Any]], separator: int | None) -> Batch:

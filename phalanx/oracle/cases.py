@@ -8,10 +8,9 @@ from typing import Any
 from phalanx.core.errors import PhalanxError, RefusedError
 from phalanx.core.layout import CONTEXTS, Layout
 from phalanx.core.precision import SCALED
-from phalanx.cost.axes.pipeline import enough
 from phalanx.data.synthetic import Masked
 from phalanx.oracle.verify import Case, Tables, default_case, refuse_unprovable
-from phalanx.schedules.layouts import num_stages
+from phalanx.schedules.layouts import enough_micro_batches, num_stages
 from phalanx.schedules.registry import SPECS
 
 Table = dict[str, dict[str, Any]]
@@ -338,8 +337,8 @@ def _sizes(random: Random, layout: str) -> tuple[Table, tuple[int, ...]]:
         borders = sorted(random.sample(range(1, layers), num_stages(cut) - 1))
         stages = tuple(b - a for a, b in zip([0, *borders], [*borders, layers], strict=True))
     heads, kv_heads = random.choice(((4, 4), (4, 2), (4, 1), (6, 3), (2, 2)))
-    least = enough(cut, 1)
-    m = enough(cut, least * random.randint(1, max(1, 8 // (cut.mb * least))))
+    least = enough_micro_batches(cut, 1)
+    m = enough_micro_batches(cut, least * random.randint(1, max(1, 8 // (cut.mb * least))))
     batch = cut.dp * cut.mb * m
     model = {"layers": layers, "heads": heads, "kv_heads": kv_heads, "hidden": 12 * heads}
     return {"model": model, "recipe": {"batch": batch, "seed": random.randrange(1000)}}, stages

@@ -139,7 +139,7 @@ def to_markdown() -> str:
         "",
         "Written by `tools/composition.py`. A dot: both are trained together, and `phalanx verify",
         "--pairs` compares them with one device. A number: refused, for the reason below. Empty:",
-        "two values of one key. PipeDream is trained too, and claims another update: it is not here.",
+        "two values of one key. PipeDream is trained too, and claims another update: not here.",
         "",
         "| | " + " | ".join(names[:-1]) + " |",
         "|---" * len(names) + "|",

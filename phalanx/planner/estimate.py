@@ -13,7 +13,7 @@ from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe, Run
 from phalanx.cost.activation_memory import ActivationMemory
-from phalanx.cost.axes import refuse_impossible
+from phalanx.cost.refusals import refuse
 from phalanx.cost.block_memory import BlockMemory
 from phalanx.cost.compute import Passes
 from phalanx.cost.flops import utilization
@@ -264,7 +264,7 @@ class Priced:
         workload = self.workload
         recipe = Recipe(seq=workload.seq, batch=workload.batch, clip=clip)
         try:
-            refuse_impossible(Run(model=workload.shape, layout=self.layout, recipe=recipe))
+            refuse(Run(model=workload.shape, layout=self.layout, recipe=recipe))
         except RefusedError as refusal:
             yield f"phalanx train refuses this: {refusal}"
 

@@ -42,6 +42,11 @@ def num_stages(layout: Layout) -> int:
     return layout.pp * chunks(layout)
 
 
+def enough_micro_batches(layout: Layout, m: int) -> int:
+    """The fewest micro-batches that the schedule takes, but at least `m`; a file has its own."""
+    return spec_of(layout).micro_batches(layout.pp).fewest(m)
+
+
 def is_asynchronous(layout: Layout) -> bool:
     """Whether every micro-batch moves the weights, rather than all of a step together."""
     return spec_of(layout).asynchronous

@@ -27,6 +27,14 @@ class Placement(NamedTuple):
         depth = self.depth
         return set(self.ranks[::depth]) == set(self.ranks[depth - 1 :: depth])
 
+    def begins(self, stage: int) -> bool:
+        """Whether the stage embeds: the first of a copy of the model."""
+        return stage % self.depth == 0
+
+    def ends(self, stage: int) -> bool:
+        """Whether the stage computes the loss: the last of a copy of the model."""
+        return (stage + 1) % self.depth == 0
+
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages that `rank` holds, ascending."""
         return tuple(stage for stage, holder in enumerate(self.ranks) if holder == rank)

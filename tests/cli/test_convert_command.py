@@ -1,15 +1,17 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from phalanx.cli.main import main
+from phalanx.cli.runfile import load_run
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe, Run
 from phalanx.trainer.checkpoint import Saver
-from phalanx.trainer.engine.step import build_engine
+from phalanx.trainer.engine.engine import build_engine
 from phalanx.trainer.model.huggingface import import_hf
 from phalanx.trainer.parallel.mesh import build_mesh
 from phalanx.trainer.run.state import own_pieces
@@ -83,3 +85,12 @@ def test_a_run_without_a_checkpoint_is_said_in_one_line(tmp_path, capsys):
     (tmp_path / "run.toml").write_text(Run(model=SHAPE).to_toml())
     assert main(["convert", str(tmp_path), str(tmp_path / "out")]) == 2
     assert "has no checkpoint yet" in capsys.readouterr().err
+
+
+def test_a_converted_model_reaches_as_far_as_it_was_trained(run_folder, tmp_path, capsys):
+    run = load_run(run_folder / "run.toml")
+    longer = replace(run, recipe=replace(run.recipe, seq=4096))
+    (run_folder / "run.toml").write_text(longer.to_toml())
+    assert main(["convert", str(run_folder), str(tmp_path / "out")]) == 0
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["max_position_embeddings"] == 4096

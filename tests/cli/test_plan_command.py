@@ -14,8 +14,8 @@ from phalanx.cli.main import main
 from phalanx.cli.runfile import load_run
 from phalanx.core.layout import Layout
 from phalanx.core.run import Recipe, Run
+from phalanx.cost.refusals import refuse
 from phalanx.planner.estimate import estimate
-from phalanx.trainer.run.limits import refuse_untrainable
 
 SMALL = ("llama-3.1-8b", "h100x64", "--tokens", "1Mi")
 EIGHT = ("llama-3.1-8b", "h100x8", "--tokens", "1M")
@@ -118,7 +118,7 @@ def test_it_writes_a_run_file_that_train_accepts(phalanx, tmp_path: Path):
     assert code == 0
     assert err.startswith(f"wrote {path}: dp=")
     run = load_run(path)
-    refuse_untrainable(run)
+    refuse(run)
     assert run.layout.ranks == 64
     assert (run.recipe.seq, run.recipe.batch) == (8192, 128)
     assert run.recipe.steps == 953675
@@ -144,7 +144,7 @@ def test_all_that_is_shown_as_trainable_is(phalanx):
     assert any(layout.ep > 1 for layout in layouts)
     assert any(layout.cp > 1 for layout in layouts)
     for layout in layouts:
-        refuse_untrainable(Run(model=load.model("mixtral-8x7b"), layout=layout, recipe=recipe))
+        refuse(Run(model=load.model("mixtral-8x7b"), layout=layout, recipe=recipe))
 
 
 LONGER = ("gpt2", "a100x8", "--tokens", "64Ki", "--seq", "2048")  # than its learned positions

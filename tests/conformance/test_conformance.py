@@ -110,8 +110,8 @@ CASES = [
 def seen_and_planned(ranks: RankPool, case: Case) -> list[tuple[list[Message], list[Message]]]:
     """For every rank: what its ledger holds after a step, and what the axes said before."""
     layout = case.run.layout
-    (references,) = ranks.run(1, reference_job, case)
-    reports = ranks.run(layout.ranks, layout_job, case, references, None)
+    (reference,) = ranks.run(1, reference_job, case)
+    reports = ranks.run(layout.ranks, layout_job, case, reference.steps, None)
     planned = [rank_messages(case.run, layout.coordinates(rank)) for rank in range(layout.ranks)]
     return [(report.traffic, plan) for report, plan in zip(reports, planned, strict=True)]
 

@@ -29,7 +29,8 @@ from phalanx.data.batches import Batch
 from phalanx.planner.simulate import peak_in_flight
 from phalanx.schedules.build import build
 from phalanx.schedules.layouts import chunks
-from phalanx.trainer.engine.step import build_engine, forward_backward
+from phalanx.trainer.engine.engine import build_engine
+from phalanx.trainer.engine.step import forward_backward
 from phalanx.trainer.parallel.comm import Group
 from phalanx.trainer.parallel.mesh import build_mesh
 

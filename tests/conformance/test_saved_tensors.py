@@ -23,12 +23,13 @@ from phalanx.core.run import Recipe
 from phalanx.cost.precision import as_operands
 from phalanx.cost.saved import OURS, Saved, block_saved, bytes_per_token, head_saved, kept
 from phalanx.oracle.verify import default_case
+from phalanx.trainer.engine.batching import micro_batches
+from phalanx.trainer.engine.engine import build_engine
 from phalanx.trainer.engine.saved import Saved as SavedHere
-from phalanx.trainer.engine.step import build_engine, micro_batches
 from phalanx.trainer.model.batch import MicroBatch
 from phalanx.trainer.model.block import Block
 from phalanx.trainer.model.ends import Head
-from phalanx.trainer.model.parameters import declared_in
+from phalanx.trainer.model.parameters import Share, declared_in
 from phalanx.trainer.parallel.comm import Group, Ledger
 from phalanx.trainer.parallel.context import ContextParallel
 from phalanx.trainer.parallel.mesh import Mesh, build_mesh
@@ -104,7 +105,7 @@ def alone() -> Group:
 def fill(module: nn.Module, tp: int, dtype: torch.dtype) -> None:
     """Give a module the parameters of the first tensor-parallel rank."""
     for declaration, owner, attribute in declared_in(module):
-        values = torch.full(declaration.box(tp, 0).sizes, 0.01, dtype=dtype)
+        values = torch.full(declaration.box(Share(tp, 0)).sizes, 0.01, dtype=dtype)
         setattr(owner, attribute, nn.Parameter(values))
 
 

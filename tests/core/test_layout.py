@@ -116,9 +116,9 @@ def test_zero_without_ranks_that_share_a_copy_is_stage_0() -> None:
 def test_a_batch_that_does_not_divide_names_the_nearest_that_do() -> None:
     layout = Layout(dp=4, mb=3)
     assert layout.micro_batches(24) == 2
-    with pytest.raises(RefusedError, match=r"recipe\.batch can be 12 or 24"):
+    with pytest.raises(RefusedError, match=r"the batch can be 12 or 24"):
         layout.micro_batches(20)
-    with pytest.raises(RefusedError, match=r"recipe\.batch can be 12$"):
+    with pytest.raises(RefusedError, match=r"the batch can be 12$"):
         layout.micro_batches(5)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.core.errors import DataError, UsageError
-from phalanx.data.batches import IGNORED, SampleStream, cut
+from phalanx.data.batches import IGNORED, HeldOutStream, SampleStream, cut
 from phalanx.data.corpus import Corpus
 
 
@@ -173,3 +173,14 @@ def test_a_sequence_as_long_as_proposed_fits(length, seq):
     except DataError as error:
         proposed = int(str(error).rpartition(" ")[2])
         assert SampleStream(counting(length), seq=proposed, batch=1, seed=0).num_windows == 1
+
+
+@given(stream=STREAMS, batches=st.integers(1, 100))
+def test_held_out_windows_are_distinct_whatever_the_batch(stream, batches):
+    held_out = HeldOutStream(stream, batches)
+    counted = []
+    for step in range(held_out.num_batches):
+        targets = held_out.batch(step, range(stream.batch_size)).targets
+        counted += [row[0] for row in targets if (row != IGNORED).any()]
+    assert len(counted) == min(batches * stream.batch_size, stream.num_windows)
+    assert len(set(counted)) == len(counted)

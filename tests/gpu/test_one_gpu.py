@@ -10,7 +10,8 @@ from phalanx.core.layout import Layout
 from phalanx.cost.memory import rank_memory
 from phalanx.oracle.cases import CaseSpec
 from phalanx.oracle.reference import reference_steps
-from phalanx.trainer.engine.step import StepResult, build_engine, train_step
+from phalanx.trainer.engine.engine import build_engine
+from phalanx.trainer.engine.step import StepResult, train_step
 from phalanx.trainer.ops.kernels import grouped_outer, grouped_times
 from phalanx.trainer.parallel.mesh import build_mesh
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from phalanx.oracle.cases import CaseSpec
-from phalanx.trainer.engine.step import build_engine, train_step
+from phalanx.trainer.engine.engine import build_engine
+from phalanx.trainer.engine.step import train_step
 from phalanx.trainer.parallel.mesh import build_mesh
 from phalanx.trainer.precision.arithmetic import choose
 from phalanx.trainer.precision.dtypes import Dtypes

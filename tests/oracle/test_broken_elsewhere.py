@@ -10,17 +10,18 @@ import torch
 from phalanx.core.errors import RefusedError
 from phalanx.core.layout import Layout
 from phalanx.core.run import Run
+from phalanx.cost.refusals import refuse
 from phalanx.data.batches import IGNORED, Batch
 from phalanx.data.synthetic import SyntheticStream
 from phalanx.oracle.cases import CaseSpec
 from phalanx.oracle.pool import RankPool
 from phalanx.oracle.verify import Case, default_case, reference_job, verify
 from phalanx.schedules.layouts import layers_of_stages
+from phalanx.trainer.engine.engine import build_engine
 from phalanx.trainer.engine.optimizer import global_norm
-from phalanx.trainer.engine.step import build_engine, evaluate, forward_backward
+from phalanx.trainer.engine.step import evaluate, forward_backward
 from phalanx.trainer.model.block import Block
 from phalanx.trainer.parallel.mesh import build_mesh
-from phalanx.trainer.run.limits import refuse_untrainable
 
 pytestmark = pytest.mark.ranks
 
@@ -78,8 +79,8 @@ def test_every_zero_stage_sees_the_same_norm_of_the_same_samples(
 def test_a_learning_rate_of_zero_moves_nothing(ranks: RankPool, zero: int) -> None:
     still = {"recipe": {"learning_rate": 0.0, "clip": 1e9}}
     case = CaseSpec(f"dp=2 zero={zero} mb=4", tables=still).case(steps=2)
-    (references,) = ranks.run(1, reference_job, case)
-    first, second = (step.weights for step in references)
+    (reference,) = ranks.run(1, reference_job, case)
+    first, second = (step.weights for step in reference.steps)
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert verify(ranks, case).complaints == []
 
@@ -147,10 +148,10 @@ def test_a_stage_with_huge_gradients_is_clipped_with_all_others(
 ) -> None:
     steep = {"recipe": {"init_std": 1.0, "clip": 1.0, "clip_norm": kind}}
     case = CaseSpec(layout, ("sgd",), tables=steep).case(steps=2)
-    (references,) = ranks.run(1, reference_job, case)
+    (reference,) = ranks.run(1, reference_job, case)
     first, last = (
-        sum(g.norm().item() ** 2 for name, g in references[0].grads.items() if name in stage)
-        for stage in two_stages(references[0].grads)
+        sum(g.norm().item() ** 2 for name, g in reference.steps[0].grads.items() if name in stage)
+        for stage in two_stages(reference.steps[0].grads)
     )
     assert first > 100 * last > 100
     assert verify(ranks, case).complaints == []
@@ -193,7 +194,7 @@ def test_two_kv_heads_on_four_ranks_take_the_same_step(ranks: RankPool) -> None:
 def test_kv_heads_that_tp_cannot_share_out_are_refused_with_what_works() -> None:
     case = CaseSpec("tp=2", tables={"model": {"hidden": 48, "heads": 6, "kv_heads": 3}}).case()
     with pytest.raises(RefusedError, match=r"3 kv heads .* tp=2; tp can be 1, 3, 6"):
-        refuse_untrainable(case.run)
+        refuse(case.run)
 
 
 class Alone(Case):
@@ -243,8 +244,12 @@ def test_two_packed_documents_learn_what_they_learn_alone(ranks: RankPool) -> No
     )
     (packed,) = ranks.run(1, reference_job, together)
     (alone,) = ranks.run(1, reference_job, apart)
-    assert [step.loss for step in packed] == pytest.approx([s.loss for s in alone], rel=1e-13)
-    assert [s.grad_norm for s in packed] == pytest.approx([s.grad_norm for s in alone], rel=1e-12)
+    assert [step.loss for step in packed.steps] == pytest.approx(
+        [s.loss for s in alone.steps], rel=1e-13
+    )
+    assert [s.grad_norm for s in packed.steps] == pytest.approx(
+        [s.grad_norm for s in alone.steps], rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("layout", ["dp=1", "pp=2", "tp=2", "cp=2"])
@@ -267,7 +272,7 @@ def validation_loss(run: Run) -> float:
     engine = build_engine(run, build_mesh(run.layout, torch.device("cpu")))
     executor = engine.forward_executor(run.micro_batches, run.layout.mb, engine.executor_seq)
     stream = Case(run).stream()
-    return evaluate(engine, executor, stream.batch(0, engine.positions()))
+    return evaluate(engine, executor, stream.batch(0, engine.positions())).mean
 
 
 @pytest.mark.parametrize("layout", ["dp=1", "pp=2", "dp=2 zero=3", "tp=2", "cp=2"])
@@ -291,7 +296,7 @@ def training_and_validation_loss(run: Run) -> tuple[float, float]:
     engine = build_engine(run, build_mesh(run.layout, torch.device("cpu")))
     batch = Case(run).stream().batch(0, engine.positions())
     executor = engine.forward_executor(run.micro_batches, run.layout.mb, engine.executor_seq)
-    validation = evaluate(engine, executor, batch)
+    validation = evaluate(engine, executor, batch).mean
     return forward_backward(engine, 0, batch), validation
 
 

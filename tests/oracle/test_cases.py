@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from phalanx.core.errors import PhalanxError, RefusedError
 from phalanx.core.layout import Layout
+from phalanx.cost.refusals import refuse
 from phalanx.oracle.cases import (
     COVERING_SET,
     DRAWN,
@@ -17,7 +18,6 @@ from phalanx.oracle.cases import (
     sample,
 )
 from phalanx.schedules.layouts import chunks
-from phalanx.trainer.run.limits import refuse_untrainable
 
 SEEDS = st.integers(0, 10_000)
 
@@ -77,7 +77,7 @@ def test_every_feature_is_in_the_covering_set() -> None:
 
 def test_every_case_of_the_covering_set_can_be_run() -> None:
     for spec in COVERING_SET:
-        refuse_untrainable(spec.case().run)
+        refuse(spec.case().run)
 
 
 @pytest.mark.parametrize("limit", [1, 2, 4, 8])
@@ -91,7 +91,7 @@ def test_the_covering_set_keeps_to_the_ranks_there_are(limit: int) -> None:
 def test_what_is_drawn_can_be_run(seed: int, max_ranks: int) -> None:
     for spec in sample(3, max_ranks, seed):
         run = spec.case().run
-        refuse_untrainable(run)
+        refuse(run)
         assert run.layout.ranks <= max_ranks
 
 

@@ -7,12 +7,13 @@ from torch._dynamo.utils import counters
 from phalanx.core.errors import RefusedError
 from phalanx.core.layout import Layout
 from phalanx.cost.messages import rank_messages
+from phalanx.cost.refusals import refuse
 from phalanx.oracle.cases import CaseSpec
 from phalanx.oracle.pool import RankPool
 from phalanx.oracle.verify import compare, default_case, reference_job
-from phalanx.trainer.engine.step import build_engine, forward_backward
+from phalanx.trainer.engine.engine import build_engine
+from phalanx.trainer.engine.step import forward_backward
 from phalanx.trainer.parallel.mesh import build_mesh
-from phalanx.trainer.run.limits import refuse_untrainable
 
 # While it compiles, torch is warned of its own insides.
 of_the_compiler = pytest.mark.filterwarnings("ignore")
@@ -50,8 +51,8 @@ def test_fused_blocks_of_every_kind_take_the_same_step(ranks: RankPool, spec: Ca
 def require_the_same(ranks: RankPool, spec: CaseSpec) -> None:
     """The update of one device, by the messages that are predicted."""
     case = spec.case(steps=2)
-    (references,) = ranks.run(1, reference_job, case)
-    outcome = compare(ranks, case, references)
+    (reference,) = ranks.run(1, reference_job, case)
+    outcome = compare(ranks, case, reference)
     assert outcome.complaints == []
     for rank, sent in enumerate(outcome.traffic):
         assert sent == rank_messages(case.run, case.run.layout.coordinates(rank))
@@ -61,7 +62,7 @@ def require_the_same(ranks: RankPool, spec: CaseSpec) -> None:
 def test_a_schedule_that_splits_backward_is_refused_with_what_works(schedule: str) -> None:
     case = CaseSpec(f"pp=2 schedule={schedule} compile=on").case()
     with pytest.raises(RefusedError, match=r"compile=off, or schedule=1f1b"):
-        refuse_untrainable(case.run)
+        refuse(case.run)
 
 
 @of_the_compiler

@@ -81,12 +81,12 @@ def flat(traffic: list[list[Message]]) -> list[Message]:
 @pytest.mark.parametrize("spec", MESSAGES, ids=name)
 def test_no_broken_message_escapes_the_oracle(ranks: RankPool, spec: CaseSpec) -> None:
     case = spec.case(steps=1)
-    (references,) = ranks.run(1, reference_job, case)
-    honest = compare(ranks, case, references)
+    (reference,) = ranks.run(1, reference_job, case)
+    honest = compare(ranks, case, reference)
     assert honest.passed, honest.complaints
     broken = mutations_of(flat(honest.traffic))
     assert broken
-    escaped = [str(m) for m in broken if compare(ranks, case, references, m).passed]
+    escaped = [str(m) for m in broken if compare(ranks, case, reference, m).passed]
     assert escaped == []
 
 
@@ -94,13 +94,13 @@ def test_no_broken_message_escapes_the_oracle(ranks: RankPool, spec: CaseSpec) -
 @pytest.mark.parametrize("spec", SCALES, ids=name)
 def test_no_broken_scale_escapes_the_oracle(ranks: RankPool, spec: CaseSpec) -> None:
     case = spec.case(steps=2)  # the first may only calibrate
-    (references,) = ranks.run(1, reference_job, case)
-    honest = compare(ranks, case, references)
+    (reference,) = ranks.run(1, reference_job, case)
+    honest = compare(ranks, case, reference)
     assert honest.passed, honest.complaints
     every = mutations_of(flat(honest.traffic))
     broken = [m for m in every if m.purpose == "amax" or m.purpose.endswith("scales")]
     assert broken
-    escaped = [str(m) for m in broken if compare(ranks, case, references, m).passed]
+    escaped = [str(m) for m in broken if compare(ranks, case, reference, m).passed]
     assert escaped == []
 
 
@@ -113,6 +113,6 @@ def test_every_message_of_the_covering_set_is_broken_somewhere() -> None:
 @pytest.mark.parametrize(("tamper", "spec"), STEPS, ids=name)
 def test_no_broken_step_escapes_the_oracle(ranks: RankPool, tamper: Tamper, spec: CaseSpec) -> None:
     case = spec.case(steps=1)
-    (references,) = ranks.run(1, reference_job, case)
-    assert compare(ranks, case, references).passed
-    assert not compare(ranks, case, references, tamper=tamper).passed
+    (reference,) = ranks.run(1, reference_job, case)
+    assert compare(ranks, case, reference).passed
+    assert not compare(ranks, case, reference, tamper=tamper).passed

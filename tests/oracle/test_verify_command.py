@@ -112,7 +112,7 @@ def test_values_that_are_set_reach_the_model(capsys: pytest.CaptureFixture[str])
         (["--layout", "cp=4 context=ulysses"], 3, "4 heads and 2 kv heads of a tp rank over cp=4"),
         (["--layout", "pp=2 v=2"], 3, "needs v to be 1, not v=2"),
         (["--layout", "schedule=interleaved"], 3, "needs pp to be at least 2, not pp=1"),
-        (["--layout", "dp=3", "--set", "recipe.batch=7"], 3, "recipe.batch can be 6 or 9"),
+        (["--layout", "dp=3", "--set", "recipe.batch=7"], 3, "the batch can be 6 or 9"),
         (["--layout", "dq=2"], 2, "unknown layout key 'dq'; did you mean dp"),
         (["--layout", "dp=2", "--sample", "3"], 2, "make one at a time"),
         (["--sample", "0"], 2, "--sample is 0; it is at least 1"),

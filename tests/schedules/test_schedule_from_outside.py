@@ -16,7 +16,7 @@ from phalanx.cli.main import main
 from phalanx.core.errors import UsageError
 from phalanx.core.layout import Layout
 from phalanx.core.schedule import Kind
-from phalanx.oracle.cases import Question
+from phalanx.oracle.cases import CaseSpec
 from phalanx.oracle.pool import RankPool
 from phalanx.oracle.verify import verify
 from phalanx.planner.asked import read_limits
@@ -105,7 +105,7 @@ def fastest(schedules: str) -> set[str]:
 @pytest.mark.ranks
 @pytest.mark.parametrize("layout", ["pp=2", "dp=2 pp=2 zero=2 recompute=full"])
 def test_it_takes_the_steps_of_one_device(ranks: RankPool, layout: str) -> None:
-    case = Question(f"{layout} schedule={NAME}", ("tied",)).case()
+    case = CaseSpec(f"{layout} schedule={NAME}", ("tied",)).case()
     assert verify(ranks, case).complaints == []
 
 

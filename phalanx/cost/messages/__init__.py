@@ -69,7 +69,7 @@ def messages(where: Setting, axes: Container[str] = ALL) -> list[UnitMessage]:
     found = [sent for name, axis in AXES.items() if name in axes for sent in axis.messages(where)]
     if "world" in axes:
         found += _of_the_world(where)
-    return [message for message in found if np.any(message.times)]
+    return [message for message in found if message.times.any()]
 
 
 def _of_the_world(where: Setting) -> Iterator[UnitMessage]:

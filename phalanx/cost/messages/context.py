@@ -28,6 +28,8 @@ from phalanx.cost.table import Booleans, Integers
 
 def messages(setting: Setting) -> Iterator[UnitMessage]:
     """What the attention of each block sends along cp."""
+    if not (setting.table.cp > 1).any():
+        return
     for unit in UNITS:
         for operator in setting.model.of(unit):
             if isinstance(operator.computes, AttentionCore):
@@ -84,7 +86,7 @@ class _Attention(NamedTuple):
 
 
 def _attention(setting: Setting, unit: UnitName, core: AttentionCore) -> _Attention:
-    t, tokens = setting.table.tp, setting.table.tokens
+    t, tokens = setting.table.tp, setting.tokens
     heads = tokens * core.heads.held(t)
     keys = tokens * core.kv_heads.held(t) * (core.query + core.value)
     return _Attention(setting, unit, heads * core.query + keys, keys, heads * core.value)

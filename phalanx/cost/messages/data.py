@@ -24,8 +24,8 @@ import numpy as np
 
 from phalanx.core.message import Collective
 from phalanx.cost.holdings import Share
-from phalanx.cost.messages.unit import Among, Behind, Pass, Setting, UnitMessage
-from phalanx.cost.params import UnitSize, is_apart, unit_sizes
+from phalanx.cost.messages.unit import Among, Behind, Pass, Setting, UnitMessage, padded
+from phalanx.cost.params import UnitSize, is_apart, parameters_of
 from phalanx.cost.table import Booleans, Integers
 
 
@@ -43,7 +43,7 @@ def messages(setting: Setting) -> Iterator[UnitMessage]:
         when="step",
         unit="rank",
     )
-    for size in unit_sizes(table, setting.model, setting.at.tp):
+    for size in setting.sizes:
         unit = _Unit.of(setting, size)
         yield from _gradients(unit)
         yield from _weights(unit)
@@ -108,12 +108,6 @@ class _Unit(NamedTuple):
         )
 
 
-def padded(elements: Integers, parts: Integers) -> Integers:
-    """Elements with the padding that makes them divide over so many ranks."""
-    whole = np.maximum(parts, 1)  # where experts take ranks from tp too, nobody shares them
-    return -(-elements // whole) * whole
-
-
 def _gradients(unit: _Unit) -> Iterator[UnitMessage]:
     """Every gradient is reduced over all that hold the same parameters."""
     table, wide, updates = unit.setting.table, unit.setting.wide, updates_of(unit.setting)
@@ -125,8 +119,8 @@ def _gradients(unit: _Unit) -> Iterator[UnitMessage]:
     cut = (table.zero_stage > 0) & (unit.sharers > 1)
     scatter: tuple[Collective, str, Among] = ("reduce_scatter", "gradients", shards)
     passes: tuple[tuple[Pass, Booleans], ...] = (
-        ("weight gradient", table.reduces_every),
-        ("step", ~table.reduces_every),
+        ("weight gradient", unit.setting.reduces_every),
+        ("step", ~unit.setting.reduces_every),
     )
     for when, rows in passes:
         yield unit.message(scatter, n * wide, np.where(cut & rows, 1, 0), when)
@@ -148,8 +142,7 @@ def _weights(unit: _Unit) -> Iterator[UnitMessage]:
     yield unit.message(gather, n, np.where(around, forward, 0), "forward")
     yield unit.message(gather, n, np.where(around, backward, 0), "input gradient")
     if size.unit.endswith("block"):
-        segments = table.recompute.test(lambda recompute: recompute.segment > 0)
-        twice = np.where(around & segments, 1, 0)
+        twice = np.where(around & unit.setting.by_segment, 1, 0)
         yield unit.message(gather, n, twice, "recompute", "not last two")
 
 
@@ -171,7 +164,7 @@ def _uses(unit: _Unit) -> tuple[Integers, Integers]:
 
 def _is_tied(setting: Setting) -> bool:
     """Whether the head multiplies by the table of tokens."""
-    return any(p.name == "embedding.weight" for op in setting.model.head for p in op.parameters)
+    return any(p.name == "embedding.weight" for p in parameters_of(setting.model.head))
 
 
 def _groups(size: UnitSize) -> tuple[Among, Among, Among]:

@@ -103,9 +103,8 @@ def _message(purpose: str, size: Integers, times: Integers, when: Pass) -> UnitM
 
 def _forwards(setting: Setting, rows: Booleans) -> Iterator[tuple[Pass, Integers]]:
     """Forward, and where whole blocks are computed again the forward that backward repeats."""
-    segments = setting.table.recompute.test(lambda recompute: recompute.segment > 0)
     yield "forward", np.where(rows, 1, 0)
-    yield "recompute", np.where(rows & segments, 1, 0)
+    yield "recompute", np.where(rows & setting.by_segment, 1, 0)
 
 
 def _real_tokens(setting: Setting) -> Integers:

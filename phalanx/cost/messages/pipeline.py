@@ -12,17 +12,18 @@ from collections.abc import Iterator
 import numpy as np
 
 from phalanx.cost.holdings import Place
-from phalanx.cost.messages.data import padded
-from phalanx.cost.messages.unit import Among, Pass, Setting, UnitMessage
-from phalanx.cost.params import UnitSize, is_apart, unit_sizes
+from phalanx.cost.messages.unit import Among, Pass, Setting, UnitMessage, padded
+from phalanx.cost.params import UnitSize, is_apart
 from phalanx.cost.table import Booleans, Integers
 
 
 def messages(setting: Setting) -> Iterator[UnitMessage]:
     """What stages send to their neighbours, and units to where the same parameters are."""
     table = setting.table
+    if not (table.pp > 1).any():
+        return
     parts = np.where(table.sp, table.tp, 1)
-    size = table.tokens // parts * table.model.hidden * setting.element
+    size = setting.tokens // parts * table.model.hidden * setting.element
     directions: tuple[tuple[str, Pass, Place], ...] = (
         ("activations", "forward", "stage behind"),
         ("activation gradients", "input gradient", "stage before"),
@@ -38,7 +39,7 @@ def messages(setting: Setting) -> Iterator[UnitMessage]:
             when=when,
             unit=place,
         )
-    for each in unit_sizes(table, setting.model, setting.at.tp):
+    for each in setting.sizes:
         yield from _sums(setting, each)
 
 

@@ -83,10 +83,9 @@ def _each(
 ) -> Iterator[UnitMessage]:
     """One number for each message, in all passes."""
     axis, among, rows = over
-    again = setting.table.recompute.test(lambda recompute: recompute.segment > 0)
     passes: tuple[tuple[Pass, Integers], ...] = (
         ("forward", times.forward),
-        ("recompute", times.forward * again),
+        ("recompute", times.forward * setting.by_segment),
         ("input gradient", times.backward),
     )
     for when, count in passes:

@@ -25,17 +25,18 @@ from typing import NamedTuple
 import numpy as np
 
 from phalanx.core.message import Collective
-from phalanx.core.recompute import Recompute
 from phalanx.cost.holdings import Place, Share
 from phalanx.cost.messages.unit import Among, Behind, Pass, Setting, UnitMessage
 from phalanx.cost.operator import UNITS, Boundary, CrossEntropy, Operators
-from phalanx.cost.params import UnitSize, unit_sizes
+from phalanx.cost.params import UnitSize
 from phalanx.cost.precision import OperandBytes, operand_bytes
 from phalanx.cost.table import Booleans, Integers, Table
 
 
 def messages(setting: Setting) -> Iterator[UnitMessage]:
     """What every unit sends along tp."""
+    if not (setting.table.tp > 1).any():
+        return
     for unit in UNITS:
         operators = setting.model.of(unit)
         for operator in operators:
@@ -44,7 +45,7 @@ def messages(setting: Setting) -> Iterator[UnitMessage]:
                 yield from _around(setting, unit, operator.boundary, is_last=last)
             if isinstance(operator.computes, CrossEntropy):
                 yield from _loss(setting)
-    for size in unit_sizes(setting.table, setting.model, setting.at.tp):
+    for size in setting.sizes:
         yield from _incomplete_gradients(setting, size)
 
 
@@ -72,7 +73,7 @@ def _message(
         among="tp",
         collective=sent.collective,
         purpose=sent.purpose,
-        bytes=setting.table.tokens * sent.per_token,
+        bytes=setting.tokens * sent.per_token,
         times=np.where(rows & (setting.table.tp > 1), 1, 0),
         when=sent.when,
         unit=unit,
@@ -137,7 +138,7 @@ def _sums_again(
     """The sums that recomputation of whole blocks repeats."""
     table, size = setting.table, boundary.width * setting.element
     beside: Behind = "product" if boundary.beside_product else "nothing"
-    segments = table.recompute.test(_by_segment)
+    segments = setting.by_segment
     runs_whole = (table.recipe.dropout > 0) | (table.compile & (unit != "routed block"))
     everywhere = segments & (runs_whole | (not is_last))
     for collective, sp in _sums(table):
@@ -149,7 +150,7 @@ def _sums_again(
 def _gathered_again(setting: Setting, unit: Place, boundary: Boundary) -> Iterator[UnitMessage]:
     """The inputs that recomputation of blocks, or of parts of them, gathers once more."""
     table = setting.table
-    segments = table.sp & table.recompute.test(_by_segment)
+    segments = table.sp & setting.by_segment
     parts = table.sp & table.recompute.test(lambda r: bool(r.parts & boundary.again))
     for sent in _operand(setting, boundary, "tp input", "recompute"):
         yield _message(setting, unit, sent, segments)
@@ -165,14 +166,10 @@ def _sums(table: Table) -> tuple[tuple[Collective, Booleans], ...]:
     return ("reduce_scatter", table.sp), ("all_reduce", ~table.sp)
 
 
-def _by_segment(recompute: Recompute) -> bool:
-    return recompute.segment > 0
-
-
 def _loss(setting: Setting) -> Iterator[UnitMessage]:
     """The two reductions of the cross-entropy, for all tokens or chunk by chunk."""
     table, size = setting.table, max(setting.wide, 4)
-    tokens = table.tokens
+    tokens = setting.tokens
     chunk = np.where(table.logits > 0, table.logits, tokens)
     for n, times in ((chunk, tokens // chunk), (tokens % chunk, (tokens % chunk > 0) * 1)):
         for purpose, numbers in (("loss maximum", 1), ("loss sums", 3)):
@@ -190,7 +187,7 @@ def _loss(setting: Setting) -> Iterator[UnitMessage]:
 
 def _incomplete_gradients(setting: Setting, size: UnitSize) -> Iterator[UnitMessage]:
     """Sums of what tp ranks that hold the same parameters have of their gradient."""
-    every = setting.table.reduces_every
+    every = setting.reduces_every
     kinds: tuple[tuple[Among, str, Integers], ...] = (
         ("tp", "partial gradients", size.partial),
         ("kv replicas", "shared gradients", size.shared),

@@ -5,13 +5,17 @@ how many of the units it holds.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
+
+import numpy as np
 
 from phalanx.core.layout import Coordinates
 from phalanx.core.message import Axis, Collective
 from phalanx.cost.holdings import Holdings, Place, Share
 from phalanx.cost.operator import ModelOperators
-from phalanx.cost.table import Floats, Integers, Table
+from phalanx.cost.params import UnitSize, unit_sizes
+from phalanx.cost.table import Booleans, Floats, Integers, Table
 
 # In which part of a micro-batch, or once in a step.
 Pass = Literal["forward", "input gradient", "weight gradient", "recompute", "step"]
@@ -87,3 +91,32 @@ class Setting:
     element: int
     wide: float
     pads: bool = True
+
+    @cached_property
+    def tokens(self) -> Integers:
+        """Of one micro-batch on one cp rank, padding included."""
+        return self.table.tokens
+
+    @cached_property
+    def sizes(self) -> tuple[UnitSize, ...]:
+        """Every kind of unit as the rank holds it."""
+        return tuple(unit_sizes(self.table, self.model, self.at.tp))
+
+    @cached_property
+    def by_segment(self) -> Booleans:
+        """Where whole blocks are computed again."""
+        return self.table.recompute.test(lambda recompute: recompute.segment > 0)
+
+    @cached_property
+    def reduces_every(self) -> Booleans:
+        """Where the gradients of every micro-batch are reduced by themselves."""
+        return self.table.reduces_every
+
+
+def padded(elements: Integers, parts: Integers) -> Integers:
+    """Elements with the padding that makes them divide over so many ranks.
+
+    Experts that take ranks from tp too are on no two ranks of dp.
+    """
+    whole = np.maximum(parts, 1)
+    return -(-elements // whole) * whole

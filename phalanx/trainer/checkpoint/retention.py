@@ -1,8 +1,9 @@
-"""Which checkpoints stay: the last few that verify, and nothing of a save that died."""
+"""Which checkpoints stay: the last few that verify, milestones, nothing of a save that died."""
 
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from phalanx.trainer.checkpoint.agreement import Save
 from phalanx.trainer.checkpoint.disk import Disk
@@ -11,12 +12,30 @@ from phalanx.trainer.checkpoint.manifest import DamagedError
 from phalanx.trainer.checkpoint.names import REPLACED, hidden, steps
 
 
-def prune(save: Save, keep: int, trusted: set[Path], on_event: Callable[[str], None]) -> None:
-    """Keep the checkpoint just saved and the ones before it, until `keep` verified ones stay.
+class Retention(NamedTuple):
+    """How much of the past is kept.
+
+    Attributes:
+        last: how many verified checkpoints stay, counted from the newest.
+        every: one whose step is a multiple of this stays for good; 0 has none.
+    """
+
+    last: int = 2
+    every: int = 0
+
+    def is_milestone(self, step: int) -> bool:
+        """Whether the checkpoint of a step stays for good."""
+        return bool(self.every) and step % self.every == 0
+
+
+def prune(
+    save: Save, retention: Retention, trusted: set[Path], on_event: Callable[[str], None]
+) -> None:
+    """Keep the checkpoint just saved, milestones, and others until enough verified ones stay.
 
     Args:
         save: the one just committed; later steps, if there are any, are left alone.
-        keep: how many stay.
+        retention: how many stay.
         trusted: checkpoints already hashed in this run, of which only sizes are looked at again;
             those verified here are added.
         on_event: told of each damaged checkpoint that was set aside.
@@ -26,8 +45,11 @@ def prune(save: Save, keep: int, trusted: set[Path], on_event: Callable[[str], N
     for step, path in steps(save.directory):
         if step > save.step:
             continue
-        if kept >= keep or path.name == save.final.name + REPLACED:
+        replaced = path.name == save.final.name + REPLACED
+        if replaced or (kept >= retention.last and not retention.is_milestone(step)):
             save.discard(path)
+            continue
+        if kept >= retention.last:
             continue
         try:
             verify(path, hashes=path not in trusted)

@@ -18,7 +18,7 @@ from phalanx.trainer.checkpoint.failure import acknowledge, clear_failed, explai
 from phalanx.trainer.checkpoint.manifest import encode_state
 from phalanx.trainer.checkpoint.names import ATTEMPT, shard_name
 from phalanx.trainer.checkpoint.piece import Piece
-from phalanx.trainer.checkpoint.retention import prune, sweep_others, sweep_own
+from phalanx.trainer.checkpoint.retention import Retention, prune, sweep_others, sweep_own
 from phalanx.trainer.checkpoint.shard import Shard, snapshot
 
 
@@ -38,6 +38,7 @@ class Saver:
         rank: this rank.
         world: number of ranks.
         keep: how many verified checkpoints stay.
+        keep_every: one whose step is a multiple of this stays for good; 0 has none.
         attempt: a name for this start of the run (letters, digits, _), never used before: rank 0
             draws it (`secrets.token_hex(8)`) and broadcasts it. It tells this run's
             unfinished saves from those of a dead one, so ranks may start and save at any time.
@@ -55,6 +56,7 @@ class Saver:
     world: int
     keep: int = 2
     _: KW_ONLY
+    keep_every: int = 0
     attempt: str
     on_event: Callable[[str], None] = _ignore
     patience: float = 1800.0
@@ -171,6 +173,7 @@ class Saver:
         try:
             save.disk.sync_directory(save.directory)  # before anything older is deleted
             sweep_own(save)
-            prune(save, self.keep, self._trusted, self.on_event)
+            retention = Retention(self.keep, self.keep_every)
+            prune(save, retention, self._trusted, self.on_event)
         except (OSError, CheckpointError) as error:
             self.on_event(f"saved step {save.step}, but could not tidy {save.directory}: {error}")

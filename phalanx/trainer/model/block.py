@@ -35,8 +35,8 @@ class Attention(nn.Module):
         h, bias = shape.hidden, shape.has_qkv_bias
         self.q = Projection(f"{prefix}.q", (h, query), "out", tp, bias=bias)
         g = shape.kv_heads
-        self.k = Projection(f"{prefix}.k", (h, key_value), "out", tp, bias=bias, pieces=g)
-        self.v = Projection(f"{prefix}.v", (h, key_value), "out", tp, bias=bias, pieces=g)
+        self.k = Projection(f"{prefix}.k", (h, key_value), "out", tp, bias=bias, tp_limit=g)
+        self.v = Projection(f"{prefix}.v", (h, key_value), "out", tp, bias=bias, tp_limit=g)
         self.o = Projection(f"{prefix}.o", (query, h), "in", tp, bias=shape.bias)
         self.q_norm = head_norm(f"{prefix}.q_norm", shape) if shape.qk_norm else None
         self.k_norm = head_norm(f"{prefix}.k_norm", shape) if shape.qk_norm else None

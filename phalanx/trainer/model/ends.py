@@ -30,7 +30,7 @@ class Table(Declared):
 
     def __init__(self, name: str, shape: ModelShape, tp: TensorParallel) -> None:
         super().__init__(name)
-        self.declare("weight", (shape.vocab, shape.hidden), split=0)
+        self.declare("weight", (shape.vocab, shape.hidden), tp_dim=0)
         self.bias: nn.Parameter | None = None
         self.product: Product = PLAIN  # few bits hold no vocabulary
         self.first, self.rows = share(shape.vocab, tp.group.size, tp.group.index)
@@ -44,7 +44,7 @@ class PositionTable(Declared):
     def __init__(self, shape: ModelShape, tp: TensorParallel) -> None:
         super().__init__("positions")
         size = (shape.max_positions, shape.hidden)
-        self.declare("weight", size, partial=tp.sequence)
+        self.declare("weight", size, needs_tp_reduce=tp.sequence)
 
 
 class Embedding(nn.Module):
@@ -134,11 +134,15 @@ class Head(nn.Module):
         self.part = Slice(self.table.first, shape.vocab, recipe.label_smoothing, tp.group)
 
     def forward(self, x: Tensor, batch: MicroBatch) -> Tensor:
-        """Sum of the losses of all valid tokens: [s/t, b, h] to a scalar, fp32 or wider."""
+        """Sum of the losses of all valid tokens: [s/t, b, h] to a scalar, fp32 or wider.
+
+        Targets are smoothed only where something is learned.
+        """
+        part = self.part if torch.is_grad_enabled() else self.part._replace(smoothing=0.0)
         if self.chunk:
-            loss = ChunkedLoss(self.tp, self.part, self.chunk)
+            loss = ChunkedLoss(self.tp, part, self.chunk)
             return loss.sum(self.norm(x), self.table.weight, batch.targets)
-        return token_losses(self.logits(x), batch.targets, self.part).sum()
+        return token_losses(self.logits(x), batch.targets, part).sum()
 
     def logits(self, x: Tensor) -> Tensor:
         """This rank's part of the vocabulary: [s/t, b, h] to [s, b, V/t]."""

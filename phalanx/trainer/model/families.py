@@ -59,6 +59,8 @@ class Family:
         modules: what it calls our modules, `{}` for the layer.
         fused: our modules that are parts of one of theirs, in order.
         transposes: the matrices of blocks are [n_in, n_out].
+        window: what a configuration calls how many tokens back attention looks, if it has a word.
+        window_switch: the key that must be true for the window to count, if there is one.
     """
 
     model_type: str
@@ -71,6 +73,8 @@ class Family:
     twins: Mapping[str, str] = field(default_factory=dict)
     fused: tuple[str, ...] = ()
     transposes: bool = False
+    window: str = ""
+    window_switch: str = ""
 
     def places(self, declaration: Declaration) -> list[Place]:
         """Where it keeps a parameter of ours: one tensor, or one for each expert."""
@@ -79,8 +83,8 @@ class Family:
         if module.startswith("blocks."):
             _, layer, module = module.split(".", 2)
         theirs = f"{self.modules[module]}.{attribute}"
-        if declaration.spread is not None:
-            experts = range(declaration.shape[declaration.spread])
+        if declaration.expert_dim is not None:
+            experts = range(declaration.shape[declaration.expert_dim])
             return [Place(theirs.format(layer, e), expert=e) for e in experts]
         place = Place(
             name=theirs.format(layer),
@@ -99,6 +103,8 @@ class Family:
             **{key: allowed[0] for key, allowed in self.fixed.items()},
             **said,
             **{twin: said[key] for twin, key in self.twins.items()},
+            **({self.window: None} if self.window else {}),
+            **({self.window_switch: False} if self.window_switch else {}),
             "bos_token_id": None,
             "eos_token_id": None,
         }
@@ -117,6 +123,20 @@ class Family:
         for twin, key in self.twins.items():
             self._require(twin, said.get(twin, False), (said.get(key, False),))
         return ModelShape(**self.kind, **values)
+
+    def has(self, shape: ModelShape) -> bool:
+        """Whether what its configuration says of a model reads back as the same shape."""
+        return replace(self.shape(self.configuration(shape)), name=shape.name) == shape
+
+    def attention_window(self, config: Mapping[str, Any]) -> int | None:
+        """How many tokens a token sees, itself included; None where it sees all before it.
+
+        Our attention has no window: a shorter sequence does not need one.
+        """
+        if not self.window or not config.get(self.window_switch or "", not self.window_switch):
+            return None
+        size = config.get(self.window, self.silent.get(self.window))
+        return size if isinstance(size, int) else None
 
     def _value(self, said: Mapping[str, Any], field: str) -> Any:
         key = self.keys[field]
@@ -233,16 +253,16 @@ MISTRAL = replace(
     architecture="MistralForCausalLM",
     keys={ours: key for ours, key in LLAMA.keys.items() if ours != "bias"},
     silent={**LLAMA.silent, "kv_heads": 8, "sliding_window": 4096},
-    fixed={**LLAMA.fixed, "sliding_window": (None,)},
     twins={},
+    window="sliding_window",
 )
 QWEN2 = replace(
     MISTRAL,
     model_type="qwen2",
     architecture="Qwen2ForCausalLM",
     kind={**LLAMA.kind, "qkv_bias": True},
-    silent={**LLAMA.silent, "kv_heads": 32, "max_positions": 32768},
-    fixed={**LLAMA.fixed, "use_sliding_window": (False,)},
+    silent={**LLAMA.silent, "kv_heads": 32, "max_positions": 32768, "sliding_window": 4096},
+    window_switch="use_sliding_window",
 )
 QWEN3 = replace(
     QWEN2,
@@ -268,7 +288,6 @@ STARCODER2 = replace(
         "hidden_act": ("gelu_pytorch_tanh", "gelu_new"),
         "rope_type": ("default",),
         "use_bias": (True,),
-        "sliding_window": (None,),
     },
     modules={
         **{ours: name for ours, name in LLAMA.modules.items() if ours != "mlp.gate"},
@@ -329,7 +348,7 @@ def family_of(shape: ModelShape) -> Family:
         RefusedError: there is none.
     """
     for family in FAMILIES.values():
-        if replace(family.shape(family.configuration(shape)), name=shape.name) == shape:
+        if family.has(shape):
             return family
     known = "; ".join(f"{name} ({_features(f.kind)})" for name, f in FAMILIES.items())
     raise RefusedError(

@@ -6,7 +6,7 @@ which is said in families.py.
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import prod
 from pathlib import Path
@@ -28,7 +28,19 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 FILE_BYTES = 5_000_000_000  # a larger model is written as several files
 
-_READABLE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_COMPANIONS = (
+    "tokenizer",
+    "special_tokens",
+    "added_tokens",
+    "vocab",
+    "merges",
+    "spiece",
+    "tiktoken",
+    "chat_template",
+    "generation_config",
+)  # what their names begin with
+_READABLE = ("F64", "F32", "BF16", "F16")
 
 
 def import_hf(directory: Path) -> tuple[ModelShape, "Weights"]:
@@ -37,30 +49,48 @@ def import_hf(directory: Path) -> tuple[ModelShape, "Weights"]:
     Raises:
         UsageError: it is no such folder.
         RefusedError: the model is of a kind that is not trained here.
-        CheckpointError: tensors are missing.
+        CheckpointError: tensors are missing, or of another shape than the model's.
     """
-    config = _read_json(directory / CONFIG)
-    family = family_called(str(config.get("model_type")))
+    family, config = _described(directory)
     shape = family.shape(config)
     return shape, Weights(directory, family, shape)
+
+
+def attention_window(directory: Path) -> int | None:
+    """How many tokens a token sees in the model of a folder; None where it sees all before it.
+
+    Raises:
+        UsageError: it is no such folder.
+        RefusedError: the model is of a kind that is not trained here.
+    """
+    family, config = _described(directory)
+    return family.attention_window(config)
+
+
+def _described(directory: Path) -> tuple[Family, dict[str, Any]]:
+    config = _read_json(directory / CONFIG)
+    return family_called(str(config.get("model_type"))), config
 
 
 class Weights:
     """Reads any part of the weights of a folder, and nothing else of it.
 
     Called like `initial_values`, so that training can start from it.
+
+    Attributes:
+        unused: names of tensors in the folder that the model has no place for.
     """
 
     def __init__(self, directory: Path, family: Family, shape: ModelShape) -> None:
         """Find each tensor's file.
 
         Raises:
-            CheckpointError: tensors or files are missing.
+            CheckpointError: tensors or files are missing, or tensors are not those of the model.
         """
         self.directory, self.family = directory, family
         self._open: dict[str, Any] = {}
         self._files = self._index()
-        wanted = {place.name for d in declarations(shape) for place in family.places(d)}
+        wanted = dict(_expected(family, shape))
         missing = sorted(name for name in wanted if self._stored_name(name) not in self._files)
         if missing:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -68,15 +98,15 @@ class Weights:
                 f"{directory} has no tensor {missing[0]}{more}; "
                 f"a {family.architecture} has {len(wanted)} tensors"
             )
+        for name, expected in wanted.items():
+            self._require_usable(name, expected)
+        self.unused = tuple(sorted(self._files.keys() - set(map(self._stored_name, wanted))))
 
     def __call__(self, declaration: Declaration, box: Box) -> Tensor:
         """The values of one box of a parameter.
 
         Returns:
             float32 or float64, shape `box.sizes`, on the CPU.
-
-        Raises:
-            CheckpointError: the tensor has another shape than the model, or is not of floats.
         """
         places = self.family.places(declaration)
         if places[0].expert is None:
@@ -87,29 +117,39 @@ class Weights:
 
     def _values(self, place: Place, shape: tuple[int, ...], box: Box) -> Tensor:
         """A box of a tensor of ours that one of theirs holds."""
-        stored = self._slice(place.name, place.whole(shape))
+        stored = self._slice(place.name)
         first = (place.part * shape[0], *(0 for _ in shape[1:]))
         cut = tuple(
             slice(start + offset, start + offset + size)
             for start, offset, size in zip(first, box.offsets, box.sizes, strict=True)
         )
         values: Tensor = stored[cut[::-1]].t() if place.transposed else stored[cut]
-        if values.dtype not in _READABLE:
-            raise CheckpointError(
-                f"{place.name} in {self.directory} is {values.dtype}; "
-                "weights are read from float32, float64, bfloat16 and float16"
-            )
         return values if values.dtype == torch.float64 else values.float()
 
-    def _slice(self, name: str, expected: tuple[int, ...]) -> Any:
-        stored_name = self._stored_name(name)
-        stored = self._file(self._files[stored_name]).get_slice(stored_name)
+    def _require_usable(self, name: str, expected: tuple[int, ...]) -> None:
+        """Look at the header alone, so that a start and what only asks about it agree."""
+        stored = self._slice(name)
         if tuple(stored.get_shape()) != expected:
             raise CheckpointError(
-                f"{stored_name} in {self.directory} has shape {tuple(stored.get_shape())}; "
-                f"by its {CONFIG} it has {expected}"
+                f"{self._stored_name(name)} in {self.directory} has shape "
+                f"{tuple(stored.get_shape())}; by its {CONFIG} it has {expected}"
             )
-        return stored
+        if stored.get_dtype() not in _READABLE:
+            raise CheckpointError(
+                f"{self._stored_name(name)} in {self.directory} is {stored.get_dtype()}; "
+                f"weights are read from {', '.join(_READABLE)}"
+            )
+
+    def _slice(self, name: str) -> Any:
+        stored_name = self._stored_name(name)
+        file = self._file(self._files[stored_name])
+        try:
+            return file.get_slice(stored_name)
+        except SafetensorError as error:
+            raise CheckpointError(
+                f"{stored_name} is not in {self._files[stored_name]} of {self.directory}, "
+                f"where {INDEX} says it is"
+            ) from error
 
     def _stored_name(self, name: str) -> str:
         """The name in the files: a model saved without its head leaves out the first word."""
@@ -134,11 +174,20 @@ class Weights:
         return self._open[name]
 
 
+def _expected(family: Family, shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Every tensor of theirs with its shape."""
+    for declaration in declarations(shape):
+        for place in family.places(declaration):
+            ours = declaration.shape if place.expert is None else declaration.shape[1:]
+            yield place.name, place.whole(ours)
+
+
 def export_hf(
     weight: Callable[[str], Tensor],
     shape: ModelShape,
     directory: Path,
     dtype: torch.dtype = torch.float32,
+    origin: Path | None = None,
 ) -> Family:
     """Write a folder that Transformers loads; it appears complete or not at all.
 
@@ -147,6 +196,8 @@ def export_hf(
         shape: of the model.
         directory: to make; it may exist only if it is empty.
         dtype: of the weights in the files.
+        origin: the folder that training began from: its tokenizer and what else is no weight come
+            along, if it is still there.
 
     Returns:
         The architecture that loads it.
@@ -155,7 +206,8 @@ def export_hf(
         RefusedError: no family of Transformers has a model of this shape; the folder is in use.
         PhalanxError: it cannot be written.
     """
-    family = family_of(shape)
+    origin = origin if origin is not None and (origin / CONFIG).is_file() else None
+    family = _family_for(shape, origin)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise RefusedError(f"{directory} exists and is not empty; choose another folder")
     draft = directory.absolute().with_name(f".{directory.absolute().name}.partial")
@@ -164,6 +216,9 @@ def export_hf(
         draft.mkdir(parents=True)
         _write_weights(weight, family, shape, draft, dtype)
         config = family.configuration(shape) | {"torch_dtype": str(dtype).removeprefix("torch.")}
+        if origin is not None:
+            config |= _carried_over(origin, family)
+            _copy_companions(origin, draft)
         _write_json(draft / CONFIG, config)
         draft.rename(directory)
     except (OSError, SafetensorError) as error:
@@ -173,6 +228,30 @@ def export_hf(
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return family
+
+
+def _family_for(shape: ModelShape, origin: Path | None) -> Family:
+    """The family that the model came from, if it still is of it: several have one arithmetic."""
+    if origin is not None:
+        before, _ = _described(origin)
+        if before.has(shape):
+            return before
+    return family_of(shape)
+
+
+def _carried_over(origin: Path, family: Family) -> dict[str, Any]:
+    """What a configuration says besides shapes: special tokens, and a window beyond our reach."""
+    before = _read_json(origin / CONFIG)
+    kept = [*_SPECIAL_TOKENS, *filter(None, (family.window, family.window_switch))]
+    same = before.get("model_type") == family.model_type
+    return {key: before[key] for key in kept if key in before} if same else {}
+
+
+def _copy_companions(origin: Path, folder: Path) -> None:
+    """Tokenizer, generation settings, chat template: all that is not weights or configuration."""
+    for file in sorted(origin.iterdir()):
+        if file.is_file() and file.name != CONFIG and file.name.startswith(_COMPANIONS):
+            shutil.copyfile(file, folder / file.name)
 
 
 def _write_weights(

@@ -36,7 +36,7 @@ class LatentAttention(nn.Module):
             return Projection(f"{prefix}.{name}", (n_in, n_out), cut, tp)
 
         def norm(name: str, width: int) -> RMSNorm:
-            return RMSNorm(f"{prefix}.{name}", width, shape.norm_eps, partial=tp.sequence)
+            return RMSNorm(f"{prefix}.{name}", width, shape.norm_eps, needs_tp_reduce=tp.sequence)
 
         self.q_down = product("q_down", h, r_q, "whole") if r_q else None
         self.q_norm = norm("q_norm", r_q) if r_q else None

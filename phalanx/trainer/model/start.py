@@ -6,12 +6,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from phalanx.core.errors import UsageError
+from phalanx.core.errors import UsageError, shorten
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Run
 from phalanx.trainer.engine.unit import Source
 from phalanx.trainer.model.huggingface import import_hf
 from phalanx.trainer.model.parameters import Initial, initial_values
+
+_BUFFERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 
 
 def starting_values(run: Run) -> Source:
@@ -42,6 +44,22 @@ def shape_of_weights(directory: str, said: Mapping[str, Any]) -> ModelShape:
     shape, _ = import_hf(Path(directory))
     _require_agreement(directory, shape, said)
     return shape
+
+
+def notes_on_weights(directory: str) -> list[str]:
+    """What is odd about a folder of weights and does not keep training from starting.
+
+    Only names are looked at, not values. Buffers that older versions of Transformers stored, and
+    the head of a model that shares it with its embedding, are not odd.
+    """
+    shape, weights = import_hf(Path(directory))
+    odd = [name for name in weights.unused if not name.endswith(_BUFFERS)]
+    if shape.tied:
+        odd = [name for name in odd if name != "lm_head.weight"]
+    if not odd:
+        return []
+    named = f"{len(odd)} tensor{'' if len(odd) == 1 else 's'} without a place in the model"
+    return [f"{directory} has {named}, left out: {shorten(odd, 3)}"]
 
 
 def _require_agreement(directory: str, shape: ModelShape, said: Mapping[str, Any]) -> None:

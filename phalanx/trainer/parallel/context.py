@@ -13,7 +13,7 @@ Three ways to have queries meet all keys, to the same result:
     ulysses  all tokens of some of the heads on each rank (Jacobs et al. 2023, arXiv:2309.14509)
 
 All keep for backward what a device alone would keep of its own tokens: keys and values of others
-are let go and come again. Its cost twin is phalanx/cost/axes/context.py.
+are let go and come again. Its cost twin is phalanx/cost/messages/context.py.
 
 Shapes: s sequence, n = s/c tokens of this rank, b micro-batch, a query heads, g key heads, d and w
 the widths of a key and of a value.

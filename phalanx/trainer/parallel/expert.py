@@ -4,7 +4,7 @@ Rank i of e along ep holds experts [i E/e, (i+1) E/e) of every layer with expert
 sent to K experts, each a row of its own. Rows are put in the order of experts, so that those of
 one expert lie together and one product per expert does all of them; no row is padded (Gale et al.
 2022, arXiv:2211.15841). A rank takes part in every exchange, with no row too. Its cost twin is
-phalanx/cost/axes/expert.py.
+phalanx/cost/messages/expert.py.
 
 Shapes: T tokens, K experts per token, h hidden, R rows that leave, R' rows that arrive.
 """

@@ -3,7 +3,7 @@
 A pair of matrices is cut by columns, then by rows (Shoeybi et al. 2019, arXiv:1909.08053). With
 sequence parallelism what lies between the pairs is cut along the sequence, and each all-reduce
 becomes an all-gather and a reduce-scatter of the same volume (Korthikanti et al. 2022,
-arXiv:2205.05198, section 4.2.2). Its cost twin is phalanx/cost/axes/tensor.py.
+arXiv:2205.05198, section 4.2.2). Its cost twin is phalanx/cost/messages/tensor.py.
 
 Parts of the sequence travel while others are multiplied: a product by columns begins with the
 part that is here, one by rows ends with the part that stays here (Wang et al. 2023, ASPLOS,
@@ -208,7 +208,7 @@ def _input_gradient(
         width: h, of the input.
     """
     t, (products, rows, matrices) = tp.group.size, factors
-    if not (tp.in_parts and tp.gradients.keeps):
+    if not (tp.in_parts and tp.gradients.defers):
         whole = _sum_of_products(products, rows, matrices)
         return tp.reduce_sequence(whole.view(*grad.shape[:-1], width), "tp input gradient")
     dx = grad.new_empty((len(grad) // t, *grad.shape[1:-1], width))

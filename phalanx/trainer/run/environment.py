@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from phalanx.core.layout import Layout
-from phalanx.trainer.run.worker import num_cores
+from phalanx.trainer.run.cores import num_cores
 
 PACKAGES = ("phalanx", "torch", "numpy", "safetensors")
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from phalanx.trainer.engine.step import Engine
+from phalanx.trainer.engine.engine import Engine
 from phalanx.trainer.model.batch import MicroBatch
 from phalanx.trainer.model.cache import KeyValueCache
 from phalanx.trainer.model.ends import Head
@@ -16,47 +16,66 @@ from phalanx.trainer.model.loss import IGNORED
 from phalanx.trainer.model.parameters import key_of, uniform_at
 from phalanx.trainer.model.stage import Part
 from phalanx.trainer.parallel.tensor import TensorParallel
+from phalanx.trainer.run.worker import StopSignal
 
 _ROUND = 32  # sequence lengths are rounded up to this, so that few shapes occur
 
 
-def generate(engine: Engine, prompt: list[int], count: int, temperature: float = 0.7) -> list[int]:
+def generate(
+    engine: Engine,
+    prompt: list[int],
+    count: int,
+    temperature: float = 0.7,
+    stop: StopSignal | None = None,
+) -> list[int]:
     """Sample `count` tokens after `prompt`; every rank calls it and returns the same.
 
     A token costs a pass over itself alone, while the text is no longer than the model's sequences:
-    keys and values are kept. Beyond, and where experts are full at some capacity, which depends on
-    the whole text, it costs one over all of the text that the model sees.
+    keys and values are kept. Beyond, it costs one over all of the text that the model sees.
 
     Args:
         engine: of this rank.
         prompt: at least one token id.
         count: how many to add.
         temperature: divides the logits; lower is more certain.
+        stop: ends the text early, on all ranks alike, once any of them is asked to stop.
     """
     tokens = list(prompt)
     recipe = engine.run.recipe
     cache = KeyValueCache()
     for index in range(count):
-        if len(tokens) <= recipe.seq and not recipe.capacity:
+        if len(tokens) <= recipe.seq:
             logits = _logits_of_new(engine, tokens, cache)
         else:
             logits = _logits(engine, tokens[-recipe.seq :])
-        tokens.append(_choose(engine, logits, temperature, index))
+        requested = stop is not None and stop.requested
+        token, stopped = _choose(engine, logits, temperature, index, stop=requested)
+        if stopped:
+            break
+        tokens.append(token)
     return tokens[len(prompt) :]
 
 
-def _choose(engine: Engine, logits: Tensor | None, temperature: float, index: int) -> int:
-    """The next token: chosen where the logits [V/t] of the last one are, told to all ranks."""
-    choice = torch.zeros(1, dtype=torch.int64, device=engine.mesh.device)
+def _choose(
+    engine: Engine, logits: Tensor | None, temperature: float, index: int, *, stop: bool
+) -> tuple[int, bool]:
+    """The next token: chosen where the logits [V/t] of the last one are, told to all ranks.
+
+    Returns:
+        The token, and whether any rank was asked to stop.
+    """
+    choice = torch.zeros(2, dtype=torch.int64, device=engine.mesh.device)
+    choice[1] = int(stop)
     if logits is not None:
         row = _whole_row(engine, logits) / temperature
         key = key_of(f"{engine.run.recipe.seed}/generate/{index}")
         noise = uniform_at(key, torch.arange(len(row), device=row.device))
         pick = (row - (-noise.log()).log()).argmax()
         if engine.mesh.tensor.index == engine.mesh.at.dp == 0:
-            choice += pick
+            choice[0] = pick
     engine.mesh.world.all_reduce(choice, "next token").wait()
-    return int(choice.item())
+    token, stops = choice.tolist()
+    return token, stops > 0
 
 
 def _logits(engine: Engine, context: list[int]) -> Tensor | None:

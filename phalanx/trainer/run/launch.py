@@ -14,6 +14,7 @@ from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
 from phalanx.core.errors import PhalanxError
+from phalanx.trainer.run.sockets import keep_socket_paths_short
 
 PRELOAD = ("phalanx.trainer.run.worker", "torch.distributed.fsdp", "torch.distributed.tensor")
 INSTALL = "pip install 'phalanx[train]'"
@@ -27,11 +28,6 @@ def require_torch() -> None:
     """
     if importlib.util.find_spec("torch") is None:
         raise PhalanxError(f"this needs PyTorch, which is not installed: {INSTALL}")
-
-
-def under_torchrun() -> bool:
-    """Whether this process is already one rank of several that somebody else started."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def count_gpus() -> int:
@@ -59,6 +55,7 @@ class WarmStart:
         Args:
             modules: what the workers will need, besides torch.
         """
+        keep_socket_paths_short()
         ran_before = _forkserver_pid()
         multiprocessing.set_forkserver_preload([*PRELOAD, *modules])
         resource_tracker.ensure_running()  # first, since it leaves the signals unblocked
@@ -108,6 +105,7 @@ def launch(
         supervise.WorkerCrashError: a rank failed in another way, or was killed.
     """
     require_torch()
+    keep_socket_paths_short()
     multiprocessing.set_forkserver_preload(list(PRELOAD))  # no matter if it runs already
     from phalanx.trainer.run.supervise import supervise
 

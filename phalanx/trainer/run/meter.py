@@ -3,9 +3,12 @@
 import resource
 import statistics
 import sys
+import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 import torch.distributed as dist
@@ -16,13 +19,17 @@ from phalanx.core.precision import Precision
 from phalanx.core.run import Run
 from phalanx.cost.flops import describe_convention, flops_per_token, utilization
 from phalanx.trainer.engine.balance import Load
-from phalanx.trainer.engine.step import Engine, StepResult
+from phalanx.trainer.engine.engine import Engine
+from phalanx.trainer.engine.step import StepResult
+from phalanx.trainer.parallel.comm import Ledger
 from phalanx.trainer.parallel.mesh import Mesh
 from phalanx.trainer.precision.dtypes import Dtypes
 from phalanx.trainer.run.peak import known_peak, measured_gemm_flops
-from phalanx.trainer.run.report import StepMetrics
+from phalanx.trainer.run.report import StepMetrics, Validation
 
+Between = Literal["validation", "checkpoints", "reports"]
 AXES: tuple[Axis, ...] = get_args(Axis)
+BETWEEN: tuple[Between, ...] = get_args(Between)
 
 
 class Peak(NamedTuple):
@@ -102,6 +109,10 @@ class Meter:
         peak: of all ranks.
         losses: of every step so far.
         seconds: of every step so far.
+        data_wait: seconds that this rank waited for batches.
+        between: seconds between steps, by what they were for.
+        waited_between: seconds in those that this rank stood still for messages, by axis.
+        validations: so far.
         memory: most bytes of any rank so far.
     """
 
@@ -109,8 +120,28 @@ class Meter:
     peak: Peak
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
+    data_wait: float = 0.0
+    between: dict[Between, float] = field(default_factory=dict)
+    waited_between: dict[str, float] = field(default_factory=dict)
+    validations: list[Validation] = field(default_factory=list)
     memory: int = 0
     _recent: deque[float] = field(default_factory=lambda: deque(maxlen=20))
+
+    @contextmanager
+    def apart(self, name: Between, ledger: Ledger) -> Iterator[None]:
+        """Count what happens inside as something between steps, and not to the next step.
+
+        Args:
+            name: what it is for.
+            ledger: of this rank's messages.
+        """
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.between[name] = self.between.get(name, 0.0) + time.perf_counter() - start
+            for axis, seconds in ledger.lap().items():
+                self.waited_between[axis] = self.waited_between.get(axis, 0.0) + seconds
 
     @property
     def flops_per_token(self) -> float:
@@ -161,6 +192,7 @@ class Meter:
         tokens = self.run.recipe.tokens_per_step
         mfu, hfu = self.utilization(tokens / seconds)
         last = self.run.recipe.last_step
+        each = statistics.median(self._recent) + sum(self.between.values()) / len(self.seconds)
         return StepMetrics(
             step=step + 1,
             steps=last,
@@ -168,6 +200,7 @@ class Meter:
             grad_norm=result.grad_norm,
             learning_rate=rate,
             tokens=tokens,
+            time=time.time(),
             seconds=seconds,
             tokens_per_second=tokens / seconds,
             flops_per_second=tokens / seconds * self.flops_per_token,
@@ -180,23 +213,26 @@ class Meter:
             loss_scale=result.loss_scale,
             expert_load=agreed.load.busiest if self.run.model.is_moe else None,
             expert_dropped=agreed.load.dropped if self.run.model.is_moe else None,
-            seconds_left=(last - step - 1) * statistics.median(self._recent),
+            seconds_left=(last - step - 1) * each,
         )
 
 
-def time_split(engine: Engine, total: float, data_wait: float) -> dict[str, float]:
-    """Where `total` seconds of training went, mean over ranks; every rank calls it.
+def time_split(engine: Engine, meter: Meter) -> dict[str, float]:
+    """Where the time of a session went, mean over ranks; every rank calls it.
 
-    Waiting is time in which a rank stood still for messages along an axis; what hides behind
-    computation is not in it. The optimizer is counted without its waits for the global norm.
+    Waiting is time of steps in which a rank stood still for messages along an axis; what hides
+    behind computation is not in it. The optimizer is counted without its waits for the global
+    norm. What lies between steps has names of its own.
     """
-    waited, spans = engine.mesh.ledger.waited, engine.recorder.seconds
-    axes = [waited.get(axis, 0.0) for axis in AXES]
-    optimizer = spans.get("optimizer", 0.0)
-    compute = max(total - sum(axes) - optimizer - data_wait, 0.0)
-    mine = torch.tensor([compute, *axes, optimizer, data_wait], dtype=torch.float64)
+    waited, before = engine.mesh.ledger.waited, meter.waited_between
+    axes = [waited.get(axis, 0.0) - before.get(axis, 0.0) for axis in AXES]
+    optimizer = engine.recorder.seconds.get("optimizer", 0.0)
+    compute = max(sum(meter.seconds) - sum(axes) - optimizer - meter.data_wait, 0.0)
+    between = [meter.between.get(name, 0.0) for name in BETWEEN]
+    mine = torch.tensor([compute, *axes, optimizer, meter.data_wait, *between], dtype=torch.float64)
     values = _mean(mine.to(engine.mesh.device), engine.mesh)
-    names = ("compute", *(f"waiting for {axis}" for axis in AXES), "optimizer", "reading batches")
+    waits = (f"waiting for {axis}" for axis in AXES)
+    names = ("compute", *waits, "optimizer", "reading batches", *BETWEEN)
     return {name: value for name, value in zip(names, values, strict=True) if value > 0}
 
 

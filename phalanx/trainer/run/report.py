@@ -7,7 +7,7 @@ terminal; a caller that wants to watch a run from Python passes its own.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
@@ -56,6 +56,24 @@ class RunInfo:
     peak_source: str = ""
 
 
+class Validation(NamedTuple):
+    """What was measured on held-out text.
+
+    Attributes:
+        step: how many steps were done.
+        loss: nats per token, mean over tokens of the plain loss.
+        seconds: that it took.
+    """
+
+    step: int
+    loss: float
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """One entry of `validations` in `summary.json`."""
+        return {"step": self.step, "loss": finite(self.loss), "seconds": self.seconds}
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepMetrics:
     """What one optimizer step measured, over all ranks.
@@ -67,7 +85,8 @@ class StepMetrics:
         grad_norm: global, before clipping.
         learning_rate: that this step used.
         tokens: in this step, over all ranks.
-        seconds: that this step took, data wait included.
+        time: when it was done, in seconds since 1970.
+        seconds: that this step took, data wait included; what lies between steps is not in it.
         tokens_per_second: over all ranks.
         flops_per_second: achieved by all ranks together, by the model's own FLOPs (no recompute).
         mfu, hfu: shares of the peak, without and with recompute; None where the peak is unknown.
@@ -89,6 +108,7 @@ class StepMetrics:
     grad_norm: float
     learning_rate: float
     tokens: int
+    time: float = 0.0
     seconds: float
     tokens_per_second: float
     flops_per_second: float
@@ -104,11 +124,12 @@ class StepMetrics:
     seconds_left: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """One line of `metrics.jsonl`."""
+        """One line of `metrics.jsonl`; docs/run_directory.md says what each field is."""
         return {
             "step": self.step,
-            "loss": _finite(self.loss),
-            "grad_norm": _finite(self.grad_norm),
+            "time": self.time,
+            "loss": finite(self.loss),
+            "grad_norm": finite(self.grad_norm),
             "lr": self.learning_rate,
             "tokens": self.tokens,
             "seconds": self.seconds,
@@ -123,6 +144,8 @@ class StepMetrics:
             "loss_scale": self.loss_scale,
             "expert_load": self.expert_load,
             "expert_dropped": self.expert_dropped,
+            "validation_loss": None,
+            "validation_seconds": None,
         }
 
 
@@ -138,18 +161,21 @@ class Summary:
         last_step: steps done in all.
         steps: steps that were asked for.
         interrupted: stopped by a signal after saving; `--resume auto` goes on.
-        first_loss, last_loss: nats per token; each the mean of a few steps at that end, and nan
-            where no step was left to take.
+        first_loss, last_loss: nats per token; each the mean of `averaged_steps` steps at that end,
+            and nan where no step was left to take.
+        averaged_steps: of how many.
         losses: of every step of this session, in order.
-        validation_loss: on held-out text, nats per token; None where nothing was held out.
+        validation_loss: on held-out text, nats per token, after the last step; None where
+            nothing was measured then.
+        validations: all of this session.
         bytes_per_token: of the corpus; 0 or nan where unknown.
         tokens: seen in this session, over all ranks.
-        seconds: of training in this session.
+        seconds: of this session from its first step on, validation and saving included.
         tokens_per_second: over all ranks, median over steps.
         flops_per_second: achieved by all ranks together, without recompute.
         mfu, hfu: shares of the peak, or None.
         convention: how FLOPs and peak were counted, or why there is no MFU.
-        time_split: seconds by name (compute, waiting for an axis, reading batches, ...), mean
+        time_split: those seconds by name (compute, waiting for an axis, validation, ...), mean
             over ranks.
         peak_bytes: most memory held by any rank.
         checkpoints: paths of those that are kept, oldest first.
@@ -168,8 +194,10 @@ class Summary:
     interrupted: bool = False
     first_loss: float
     last_loss: float
+    averaged_steps: int = 1
     losses: tuple[float, ...] = ()
     validation_loss: float | None = None
+    validations: tuple[Validation, ...] = ()
     bytes_per_token: float = 0.0
     tokens: int
     seconds: float
@@ -197,13 +225,14 @@ class Summary:
         return {
             "schema": 1,
             **values,
-            "first_loss": _finite(self.first_loss),
-            "last_loss": _finite(self.last_loss),
-            "validation_loss": _finite(self.validation_loss),
-            "bytes_per_token": _finite(self.bytes_per_token),
-            "first_bits_per_byte": _finite(self.bits_per_byte(self.first_loss)),
-            "last_bits_per_byte": _finite(self.bits_per_byte(self.last_loss)),
-            "validation_bits_per_byte": _finite(self.bits_per_byte(self.validation_loss)),
+            "first_loss": finite(self.first_loss),
+            "last_loss": finite(self.last_loss),
+            "validation_loss": finite(self.validation_loss),
+            "bytes_per_token": finite(self.bytes_per_token),
+            "first_bits_per_byte": finite(self.bits_per_byte(self.first_loss)),
+            "last_bits_per_byte": finite(self.bits_per_byte(self.last_loss)),
+            "validation_bits_per_byte": finite(self.bits_per_byte(self.validation_loss)),
+            "validations": [found.to_json() for found in self.validations],
             "time_split": dict(self.time_split),
         }
 
@@ -246,6 +275,6 @@ class Silent:
         """Say nothing."""
 
 
-def _finite(value: float | None) -> float | None:
+def finite(value: float | None) -> float | None:
     """JSON has no infinities: what is not finite becomes null."""
     return value if value is not None and math.isfinite(value) else None

@@ -13,19 +13,22 @@ One process at a time uses a folder: it holds a lock on the file `.lock` for as 
 import fcntl
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from phalanx.core.errors import PhalanxError, RefusedError, UsageError, unknown
 from phalanx.core.run import Run
 from phalanx.core.timeline import Timeline
-from phalanx.trainer.run.report import StepMetrics, Summary
+from phalanx.trainer.run.report import StepMetrics, Summary, Validation, finite
 
 LOCK = ".lock"
+_NAME = re.compile(r"\w[\w .+=@-]{0,98}[\w.+=@-]|\w")
+MOST_LINE_BYTES = 1 << 16
 WRITTEN_AT_ONCE = ("run.toml", "env.json", "metrics.jsonl", LOCK)
 
 
@@ -48,7 +51,7 @@ class RunDirectory:
             UsageError: the name is not that of one folder.
             RefusedError: there is a run of that name, or the folder is in use.
         """
-        path = runs / _checked(name) if name else _unused(runs)
+        path = runs / require_name(name) if name else _unused(runs)
         with _writing(path):
             path.mkdir(parents=True, exist_ok=True)
         directory = cls(path)
@@ -121,6 +124,21 @@ class RunDirectory:
         with _writing(self.metrics_file), self.metrics_file.open("a", encoding="utf-8") as file:
             file.write(line)
 
+    def write_validation(self, found: Validation) -> None:
+        """Add what was measured to the line of its step, which is the last one, if it is there."""
+        if not self.metrics_file.exists():
+            return
+        with _writing(self.metrics_file), self.metrics_file.open("r+b") as file:
+            start = _last_line(file)
+            file.seek(start)
+            line = file.read().decode(errors="replace")
+            if _step_of(line) != found.step:
+                return
+            measured = {"validation_loss": finite(found.loss), "validation_seconds": found.seconds}
+            file.seek(start)
+            file.write((json.dumps(json.loads(line) | measured) + "\n").encode())
+            file.truncate()
+
     def forget_after(self, step: int) -> None:
         """Drop the metrics of later steps, which are about to be done again, and torn lines."""
         if not self.metrics_file.exists():
@@ -160,10 +178,7 @@ class RunDirectory:
 
     def _require_empty(self) -> None:
         if self.run_file.exists():
-            raise RefusedError(
-                f"{self.path} already holds a run; go on with it by --resume auto "
-                f"--name {self.name}, or give this run another --name"
-            )
+            raise _taken(self.path)
         strangers = sorted(p.name for p in self.path.iterdir() if p.name != LOCK)
         if strangers:
             (self.path / LOCK).unlink()
@@ -185,6 +200,34 @@ class RunDirectory:
                 self.path.rmdir()
 
 
+def require_free(runs: Path, name: str) -> None:
+    """Refuse what `RunDirectory.create` would refuse, without making anything.
+
+    Raises:
+        RefusedError: there is a run of that name.
+        PhalanxError: the folder of runs cannot be written.
+    """
+    if name:
+        require_name(name)
+        if (runs / name / "run.toml").exists():
+            raise _taken(runs / name)
+    nearest = next(
+        folder for folder in (runs.absolute(), *runs.absolute().parents) if folder.exists()
+    )
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        raise PhalanxError(
+            f"cannot write {runs}: {nearest} is no folder that may be written; "
+            "choose another --runs-dir"
+        )
+
+
+def _taken(path: Path) -> RefusedError:
+    return RefusedError(
+        f"{path} already holds a run; go on with it by --resume auto "
+        f"--name {path.name}, or give this run another --name"
+    )
+
+
 def find_run(runs: Path, name: str = "") -> Path:
     """The folder of a run: by name, or the one that was written to last.
 
@@ -196,7 +239,7 @@ def find_run(runs: Path, name: str = "") -> Path:
         raise UsageError(f"there is no run in {runs} to resume; leave out --resume to start one")
     if not name:
         return max(known, key=_last_written)
-    if runs / _checked(name) not in known:
+    if runs / require_name(name) not in known:
         raise unknown(f"run in {runs}", name, [path.name for path in known])
     return runs / name
 
@@ -228,10 +271,17 @@ def _writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _checked(name: str) -> str:
-    if name in ("", ".", "..") or Path(name).name != name or name.startswith("."):
+def require_name(name: str) -> str:
+    """Check the name of a run: one folder on every system, in an address and in a shell.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if not _NAME.fullmatch(name):
         raise UsageError(
-            f"--name {name!r} is not the name of one folder; --runs-dir says where runs are"
+            f"--name {name!r} is not the name of one folder: use letters, digits, spaces and any "
+            "of . _ + = @ -, 1 to 100 of them, the first a letter or digit; --runs-dir says where "
+            "runs are"
         )
     return name
 
@@ -247,6 +297,14 @@ def _unused(runs: Path) -> Path:
 def _last_written(path: Path) -> float:
     files = [path / "run.toml", path / "metrics.jsonl"]
     return max(file.stat().st_mtime for file in files if file.exists())
+
+
+def _last_line(file: BinaryIO) -> int:
+    """Where the last line of a file begins, in bytes."""
+    size = file.seek(0, os.SEEK_END)
+    tail = max(size - MOST_LINE_BYTES, 0)
+    file.seek(tail)
+    return tail + file.read()[:-1].rfind(b"\n") + 1
 
 
 def _step_of(line: str) -> int:

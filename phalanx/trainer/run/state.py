@@ -1,38 +1,37 @@
 """What a checkpoint holds of a run, and how a run takes it up again under any layout."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from phalanx.core.errors import UsageError
 from phalanx.trainer.checkpoint import Checkpoint, Piece
+from phalanx.trainer.engine.engine import Engine
 from phalanx.trainer.engine.optimizer import Optimizer
-from phalanx.trainer.engine.step import Engine
 from phalanx.trainer.engine.unit import Slot, Unit
 from phalanx.trainer.precision.history import KINDS, LENGTH
 
 AMAX = "amax"
-FIXED = ("seed", "seq", "batch", "corpus")  # what decides which tokens come next
 
 
-def progress(engine: Engine, step: int, corpus: str) -> dict[str, Any]:
+def progress(engine: Engine, step: int, identity: Mapping[str, Any]) -> dict[str, Any]:
     """Everything that is not a tensor: how far the run is, and what decides what comes next.
 
     The sample order, dropout and initial weights are functions of the seed and the step, so no
     generator's state has to be kept.
+
+    Args:
+        engine: of rank 0.
+        step: how many are done.
+        identity: what decides which tokens come next (see continuity.py).
     """
-    recipe = engine.run.recipe
     return {
+        **identity,
         "step": step,
         "updates": engine.optimizer.updates,
         "amax_steps": engine.arithmetic.history.steps,
         "loss_scale": [engine.loss_scale.value, engine.loss_scale.clean],
-        "seed": recipe.seed,
-        "seq": recipe.seq,
-        "batch": recipe.batch,
-        "corpus": corpus,
         "layout": str(engine.run.layout),
     }
 
@@ -78,25 +77,16 @@ def _amax_piece(name: str, data: Tensor) -> Piece:
     return Piece(f"{name}.weight", AMAX, shape, (0, 0), shape, 0, len(data), data)
 
 
-def restore(engine: Engine, checkpoint: Checkpoint, corpus: str) -> int:
+def restore(engine: Engine, checkpoint: Checkpoint) -> int:
     """Take up a checkpoint: weights, optimizer state, how far it was.
 
     Returns:
         The step to go on with.
 
     Raises:
-        UsageError: the run would not see the samples that come next.
         CheckpointError: a tensor is missing or of another shape.
     """
     state = checkpoint.state
-    now = progress(engine, 0, corpus)
-    for key in FIXED:
-        if state[key] != now[key]:
-            what = "the corpus" if key == "corpus" else f"recipe.{key}={state[key]}"
-            raise UsageError(
-                f"{checkpoint.path} was made with {what}, and this run has another; "
-                f"resume with the same, or start a new run"
-            )
     engine.optimizer.updates = int(state["updates"])
     if engine.loss_scale.dynamic and "loss_scale" in state:
         engine.loss_scale.value, engine.loss_scale.clean = state["loss_scale"]
@@ -106,7 +96,7 @@ def restore(engine: Engine, checkpoint: Checkpoint, corpus: str) -> int:
         moments = _saved_moments(checkpoint, engine.optimizer, unit)
         checkpoint.read(_wanted(unit, {"weight": unit.master, **moments}))
         engine.optimizer.restore(unit, moments)
-        sharded.publish()
+        sharded.all_gather_weights()
     checkpoint.read(_biases(engine))
     return int(state["step"])
 

@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from phalanx.core.errors import PhalanxError
+from phalanx.trainer.run.cores import num_threads
 
 FIRST_FAILURE = "first-failure.json"
 PEER_GRACE_SECONDS = 3.0  # for ranks whose neighbour has failed to notice it by themselves
@@ -134,17 +135,10 @@ def init_process_group(
     return device
 
 
-def num_cores() -> int:
-    """CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _join(stop: StopSignal) -> Worker:
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    # torchrun sets OMP_NUM_THREADS=1, and a forked process has read it already: say it to torch
-    torch.set_num_threads(max(1, num_cores() // local_ranks))
+    # a forked process has read OMP_NUM_THREADS already, before it knew its ranks: say it to torch
+    torch.set_num_threads(num_threads(local_ranks))
     device = init_process_group(local_ranks)
     return Worker(
         rank=dist.get_rank(),

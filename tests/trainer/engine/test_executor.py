@@ -8,14 +8,10 @@ from phalanx.core.timeline import Timeline
 from phalanx.oracle.cases import CaseSpec
 from phalanx.oracle.pool import RankPool
 from phalanx.oracle.verify import Case
+from phalanx.trainer.engine.batching import count_valid, micro_batches
+from phalanx.trainer.engine.engine import Engine, build_engine
 from phalanx.trainer.engine.executor import Executor
-from phalanx.trainer.engine.step import (
-    Engine,
-    build_engine,
-    count_valid,
-    forward_backward,
-    micro_batches,
-)
+from phalanx.trainer.engine.step import forward_backward
 from phalanx.trainer.parallel.mesh import build_mesh
 
 CPU = torch.device("cpu")
@@ -47,17 +43,17 @@ def one_pass(run: Run) -> Trace:
     engine.recorder.keeps_spans = True
     batches = micro_batches(engine, 0, Case(run).stream().batch(0, engine.positions()))
     executor = engine.executor
-    loss = executor.run(batches, 1 / count_valid(engine, batches))
+    losses = executor.run(batches, 1 / count_valid(engine, batches))
     return Trace(
         computed=[s.label for s in engine.recorder.spans if s.category == "compute"],
         row=[str(action) for action in executor.row if action.kind.computes],
         held=sum(len(left) for left in _left(executor)),
-        loss=loss.item(),
+        loss=float(sum(losses)),
     )
 
 
 def _left(executor: Executor) -> tuple[dict, ...]:
-    return executor._inputs, executor._outputs, executor._ready, executor._kept
+    return executor._inputs, executor._outputs, executor._ready, executor._deferred
 
 
 def messages_in_time(run: Run) -> tuple[set[str | None], dict[str, float], dict[str, float]]:

@@ -11,13 +11,9 @@ from phalanx.core.schedule import Kind
 from phalanx.oracle.cases import CaseSpec
 from phalanx.oracle.pool import RankPool
 from phalanx.oracle.verify import Case
-from phalanx.trainer.engine.step import (
-    Engine,
-    build_engine,
-    count_valid,
-    forward_backward,
-    micro_batches,
-)
+from phalanx.trainer.engine.batching import count_valid, micro_batches
+from phalanx.trainer.engine.engine import Engine, build_engine
+from phalanx.trainer.engine.step import forward_backward
 from phalanx.trainer.parallel.mesh import build_mesh
 
 CPU = torch.device("cpu")
@@ -52,14 +48,14 @@ def stopped_before_w(run: Run) -> tuple[Engine, list[str]]:
     batches = micro_batches(engine, 0, Case(run).stream().batch(0, engine.positions()))
     scale, executor = 1 / count_valid(engine, batches), engine.executor
     for action in executor.row[: [a.kind for a in executor.row].index(Kind.INPUT_GRAD) + 1]:
-        executor._do(action, batches, scale)
+        executor._do(action, batches, scale.expand(len(batches)))
     names = {
         id(parameter): slot.declaration.name
         for unit in engine.units
         for slot, parameter in zip(unit.unit.slots, unit.unit.parameters, strict=True)
     }
-    kept = executor._kept[0, 0]
-    return engine, [names[id(weight)] for work in kept for weight in work.weights]
+    deferred = executor._deferred[0, 0]
+    return engine, [names[id(weight)] for work in deferred for weight in work.weights]
 
 
 @pytest.mark.parametrize("features", [(), ("gpt",), ("tied",)])

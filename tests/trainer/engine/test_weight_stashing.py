@@ -11,6 +11,7 @@ from phalanx.core.errors import RefusedError
 from phalanx.core.message import Message
 from phalanx.core.run import Run
 from phalanx.cost.messages import rank_messages
+from phalanx.cost.refusals import refuse
 from phalanx.data.batches import Stream
 from phalanx.oracle.cases import CaseSpec
 from phalanx.oracle.low_precision import Emulation
@@ -20,12 +21,12 @@ from phalanx.oracle.verify import Case, verify
 from phalanx.schedules.build import build
 from phalanx.schedules.layouts import layers_of_stages, num_stages
 from phalanx.schedules.pipedream import stashed_weights, weight_delays
-from phalanx.trainer.engine.pipedream import Stashing, asynchronous, pipedream_step
-from phalanx.trainer.engine.step import build_engine
+from phalanx.trainer.engine.engine import build_engine
+from phalanx.trainer.engine.pipedream import WeightStashing
+from phalanx.trainer.engine.step import train_step
 from phalanx.trainer.model.inventory import declarations
 from phalanx.trainer.model.start import starting_values
 from phalanx.trainer.parallel.mesh import build_mesh
-from phalanx.trainer.run.limits import refuse_untrainable
 
 Weights = dict[str, Tensor]
 CPU = torch.device("cpu")
@@ -47,8 +48,7 @@ class Simulation:
         self.run, source = run, starting_values(run)
         self.declared = {d.name: d for d in declarations(run.model)}
         self.weights = {
-            name: source(d, d.box(1, 0)).double().requires_grad_()
-            for name, d in self.declared.items()
+            name: source(d, d.box()).double().requires_grad_() for name, d in self.declared.items()
         }
         self.optimizer = _optimizer(run.recipe, self.declared, self.weights)
         self.none = Emulation(None, run.layout.mb)
@@ -95,19 +95,19 @@ def simulated(run: Run, steps: int) -> tuple[list[float], Weights]:
 
 def trained(run: Run, steps: int) -> tuple[list[float], Weights, int, list[Message]]:
     """Losses, this rank's last weights, versions that it still stashes, and what it sent last."""
-    engine = asynchronous(build_engine(run, build_mesh(run.layout, CPU)))
+    engine = build_engine(run, build_mesh(run.layout, CPU))
     stream, losses = Case(run).stream(), []
     for step in range(steps):
         engine.mesh.ledger.clear()
-        losses.append(pipedream_step(engine, step, stream.batch(step, engine.positions())).loss)
+        losses.append(train_step(engine, step, stream.batch(step, engine.positions())).loss)
     sent, weights = engine.mesh.ledger.messages(), {}
     for sharded in engine.units:
         sharded.acquire()
         for slot in sharded.unit.slots:
             values = sharded.unit.weights[slot.start : slot.stop]
             weights[slot.declaration.name] = values.view(slot.box.sizes).clone()
-    assert isinstance(engine.executor, Stashing)
-    return losses, weights, engine.executor.stashed, sent
+    assert isinstance(engine.rule, WeightStashing)
+    return losses, weights, engine.rule.stashed, sent
 
 
 def run_of(layout: str, *features: str) -> Run:
@@ -180,4 +180,4 @@ def test_what_needs_all_stages_at_once_is_refused(
 ) -> None:
     run = CaseSpec(f"{layout} schedule=pipedream", features).case().run
     with pytest.raises(RefusedError, match=reason):
-        refuse_untrainable(run)
+        refuse(run)

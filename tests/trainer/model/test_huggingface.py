@@ -23,7 +23,8 @@ from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe, Run
 from phalanx.data.batches import IGNORED, Batch
-from phalanx.trainer.engine.step import Engine, build_engine, micro_batches
+from phalanx.trainer.engine.batching import micro_batches
+from phalanx.trainer.engine.engine import Engine, build_engine
 from phalanx.trainer.model import huggingface
 from phalanx.trainer.model.families import (
     GPT2,
@@ -35,10 +36,12 @@ from phalanx.trainer.model.families import (
     STARCODER2,
     Family,
 )
-from phalanx.trainer.model.huggingface import export_hf, import_hf
+from phalanx.trainer.model.huggingface import attention_window, export_hf, import_hf
 from phalanx.trainer.model.inventory import declarations
-from phalanx.trainer.model.parameters import Box, Declaration, Initial
+from phalanx.trainer.model.parameters import WHOLE, Box, Declaration, Initial, Share
+from phalanx.trainer.model.start import notes_on_weights
 from phalanx.trainer.parallel.mesh import build_mesh
+from phalanx.trainer.run.limits import refuse_untrainable
 
 DATA = Path(__file__).parent / "data"
 FOLDERS = [
@@ -73,7 +76,7 @@ def random_weights(shape: ModelShape) -> dict[str, Tensor]:
 
 
 def whole(declaration: Declaration) -> Box:
-    return declaration.box(1, 0)
+    return declaration.box()
 
 
 def engine_from(shape: ModelShape, source: Callable[[Declaration, Box], Tensor]) -> Engine:
@@ -142,8 +145,8 @@ def test_any_box_of_what_was_written_is_read_back(
     assert read_shape == shape
     for declaration in declarations(shape):
         for index in range(parts):
-            ep = (3, index) if parts == 3 else (1, 0)
-            box = declaration.box(parts, index, ep)
+            expert = Share(3, index) if parts == 3 else WHOLE
+            box = declaration.box(Share(parts, index), expert)
             cut = tuple(slice(o, o + n) for o, n in zip(box.offsets, box.sizes, strict=True))
             assert torch.equal(weights(declaration, box), written[declaration.name][cut])
 
@@ -222,14 +225,41 @@ def test_other_arithmetic_is_refused(keys: dict[str, object], message: str, tmp_
         import_hf(folder)
 
 
-def test_a_window_that_a_configuration_leaves_unsaid_is_refused(tmp_path: Path) -> None:
-    folder = shutil.copytree(DATA / "mistral", tmp_path / "mistral")
+@pytest.mark.parametrize(
+    ("name", "keys", "window"),
+    [
+        ("mistral", {"sliding_window": None}, None),
+        ("mistral", {"sliding_window": 48}, 48),
+        ("mistral", {}, 4096),
+        ("qwen2", {"sliding_window": 48}, None),
+        ("qwen2", {"sliding_window": 48, "use_sliding_window": True}, 48),
+        ("qwen3", {"use_sliding_window": True}, 4096),
+        ("starcoder2", {}, None),
+        ("llama-tied", {"sliding_window": 48}, None),
+    ],
+)
+def test_a_window_is_found_where_a_family_has_one(
+    tmp_path: Path, name: str, keys: dict[str, object], window: int | None
+) -> None:
+    folder = shutil.copytree(DATA / name, tmp_path / name)
     path = folder / "config.json"
     config = json.loads(path.read_text())
-    del config["sliding_window"]
-    path.write_text(json.dumps(config))
-    with pytest.raises(RefusedError, match="sliding_window=4096 is not known for mistral models"):
-        import_hf(folder)
+    config.pop("sliding_window", None)
+    path.write_text(json.dumps(config | keys))
+    assert attention_window(folder) == window
+
+
+@pytest.mark.parametrize("seq", [48, 49])
+def test_a_window_keeps_only_longer_sequences_away(tmp_path: Path, seq: int) -> None:
+    folder = shutil.copytree(DATA / "mistral", tmp_path / "mistral")
+    change(folder, sliding_window=48)
+    shape, _ = import_hf(folder)
+    run = Run(model=shape, recipe=Recipe(seq=seq), weights=str(folder))
+    if seq == 48:
+        refuse_untrainable(run)
+    else:
+        with pytest.raises(RefusedError, match=r"window of 48 tokens.*recipe\.seq up to 48"):
+            refuse_untrainable(run)
 
 
 def test_a_size_that_the_configuration_lacks_is_named(tmp_path: Path) -> None:
@@ -249,10 +279,53 @@ def test_missing_tensors_are_named(tmp_path: Path) -> None:
 def test_a_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
     folder = shutil.copytree(DATA / "llama-tied", tmp_path / "llama")
     change(folder, vocab_size=41)
-    shape, weights = import_hf(folder)
-    declaration = next(declarations(shape))
     with pytest.raises(CheckpointError, match=r"has shape \(40, 16\); .* it has \(41, 16\)"):
-        weights(declaration, whole(declaration))
+        import_hf(folder)
+
+
+def stored(folder: Path, **tensors: Tensor) -> Path:
+    """The folder with some tensors more, or others."""
+    path = folder / "model.safetensors"
+    named = {name.replace("__", "."): tensor for name, tensor in tensors.items()}
+    save_file(load_file(path) | named, path)
+    return folder
+
+
+def test_whole_numbers_are_no_weights(tmp_path: Path) -> None:
+    folder = shutil.copytree(DATA / "llama-tied", tmp_path / "llama")
+    stored(folder, model__norm__weight=torch.ones(16, dtype=torch.int32))
+    with pytest.raises(CheckpointError, match=r"norm\.weight in .* is I32; weights are read"):
+        import_hf(folder)
+
+
+def test_tensors_without_a_place_are_told_but_for_known_buffers(tmp_path: Path) -> None:
+    folder = str(shutil.copytree(DATA / "llama-tied", tmp_path / "llama"))
+    assert notes_on_weights(folder) == []
+    ones = torch.ones(2)
+    stored(Path(folder), model__rotary_emb__inv_freq=ones, lm_head__weight=ones.clone())
+    assert notes_on_weights(folder) == []
+    stored(Path(folder), vision__tower=ones, vision__head=ones.clone())
+    (note,) = notes_on_weights(folder)
+    assert note.endswith("without a place in the model, left out: vision.head, vision.tower")
+
+
+def test_what_goes_with_the_weights_comes_along(tmp_path: Path) -> None:
+    folder = shutil.copytree(DATA / "mistral", tmp_path / "mistral")
+    change(folder, sliding_window=4096, eos_token_id=2, bos_token_id=1, max_position_embeddings=64)
+    companions = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+    for name in companions:
+        (folder / name).write_text(name)
+    (folder / "README.md").write_text("of the model before")
+    shape, _ = import_hf(folder)
+    out = tmp_path / "out"
+    export_hf(random_weights(shape).__getitem__, shape, out, torch.float32, folder)
+    weights = {"config.json", "model.safetensors"}
+    assert {file.name for file in out.iterdir()} == {*weights, *companions}
+    config = json.loads((out / "config.json").read_text())
+    assert config["model_type"] == "mistral"
+    assert config["sliding_window"] == 4096
+    assert [config[key] for key in ("bos_token_id", "eos_token_id")] == [1, 2]
+    assert import_hf(out)[0] == shape
 
 
 @pytest.mark.parametrize(

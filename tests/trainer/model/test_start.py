@@ -13,7 +13,8 @@ from phalanx.core.run import Recipe, Run
 from phalanx.data.synthetic import SyntheticStream
 from phalanx.oracle.pool import RankPool
 from phalanx.oracle.verify import Case, verify
-from phalanx.trainer.engine.step import Engine, build_engine, forward_backward, update
+from phalanx.trainer.engine.engine import Engine, build_engine
+from phalanx.trainer.engine.step import forward_backward, update
 from phalanx.trainer.model.huggingface import export_hf
 from phalanx.trainer.model.start import shape_of_weights, starting_values
 from phalanx.trainer.parallel.mesh import build_mesh

@@ -10,7 +10,7 @@ from phalanx.core.message import Message
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe, Run
 from phalanx.oracle.pool import RankPool
-from phalanx.trainer.engine.step import build_engine
+from phalanx.trainer.engine.engine import build_engine
 from phalanx.trainer.parallel.comm import Group, Ledger
 from phalanx.trainer.parallel.context import ContextParallel, _Ring, _Sequence, undivided
 from phalanx.trainer.parallel.mesh import build_mesh

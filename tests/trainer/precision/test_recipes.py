@@ -7,9 +7,11 @@ from torch import Tensor
 from phalanx.core.errors import RefusedError, UsageError
 from phalanx.core.layout import Layout
 from phalanx.core.precision import SCALED, Precision
+from phalanx.cost.refusals import refuse
 from phalanx.oracle.cases import CaseSpec
 from phalanx.oracle.verify import default_case
-from phalanx.trainer.engine.step import build_engine, train_step
+from phalanx.trainer.engine.engine import build_engine
+from phalanx.trainer.engine.step import train_step
 from phalanx.trainer.parallel.mesh import build_mesh
 from phalanx.trainer.precision.arithmetic import choose
 from phalanx.trainer.precision.blocks import Blocks
@@ -20,7 +22,6 @@ from phalanx.trainer.precision.multiply import emulated, native
 from phalanx.trainer.precision.nvfp4 import Nvfp4
 from phalanx.trainer.precision.per_tensor import Current, PerTensor, quantized
 from phalanx.trainer.precision.product import PLAIN, Operand, Product
-from phalanx.trainer.run.limits import refuse_untrainable
 
 CPU = torch.device("cpu")
 HERE = (Current(), Current(), Current())
@@ -182,7 +183,7 @@ def test_what_would_scale_otherwise_is_refused_with_what_works(
     line: str, features: tuple[str, ...], words: str
 ):
     with pytest.raises(RefusedError, match=words):
-        refuse_untrainable(CaseSpec(line, features).case().run)
+        refuse(CaseSpec(line, features).case().run)
 
 
 def test_a_precision_is_a_recipe_and_the_rest():

@@ -12,9 +12,9 @@ import entries_for_launch as entries
 import pytest
 
 from phalanx.core.errors import DataError, PhalanxError
+from phalanx.trainer.run.cores import num_cores
 from phalanx.trainer.run.launch import launch
 from phalanx.trainer.run.supervise import WorkerCrashError
-from phalanx.trainer.run.worker import num_cores
 
 pytestmark = pytest.mark.ranks
 HERE = Path(__file__).parent

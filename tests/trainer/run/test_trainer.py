@@ -11,11 +11,12 @@ from trainer_jobs import reshard_job, small_run, train_job
 
 from phalanx.cli.main import main
 from phalanx.cli.runfile import load_run
-from phalanx.core.errors import CheckpointError, UsageError
+from phalanx.core.errors import CheckpointError, RefusedError, UsageError
 from phalanx.core.layout import Layout
 from phalanx.core.run import Run
 from phalanx.oracle.pool import RankPool
 from phalanx.trainer.checkpoint import newest
+from phalanx.trainer.run.continuity import Resume
 
 pytestmark = pytest.mark.ranks
 
@@ -73,7 +74,7 @@ def test_half_a_run_and_the_other_half_are_the_whole_run_bit_for_bit(
     whole.mkdir(), halves.mkdir()
     once = ranks.run(run.layout.ranks, train_job, run, whole)[0]
     first = ranks.run(run.layout.ranks, train_job, under(run, line, stop_at=4), halves)[0]
-    second = ranks.run(run.layout.ranks, train_job, run, halves, "auto")[0]
+    second = ranks.run(run.layout.ranks, train_job, run, halves, Resume())[0]
     assert first.losses + second.losses == once.losses
     assert equal(tensors(whole / "checkpoints"), tensors(halves / "checkpoints"))
 
@@ -132,7 +133,7 @@ def test_half_a_run_with_experts_and_the_other_half_are_the_whole_run(
     whole.mkdir(), halves.mkdir()
     once = ranks.run(2, train_job, run, whole)[0]
     first = ranks.run(2, train_job, replace(run, recipe=replace(run.recipe, stop_at=4)), halves)[0]
-    second = ranks.run(2, train_job, run, halves, "auto")[0]
+    second = ranks.run(2, train_job, run, halves, Resume())[0]
     assert first.losses + second.losses == once.losses
     assert equal(tensors(whole / "checkpoints"), tensors(halves / "checkpoints"))
 
@@ -175,7 +176,7 @@ def test_a_run_goes_on_with_another_number_of_ranks_and_sees_the_same_samples(
     losses = []
     for line, stop in (("dp=4", 2), ("dp=2 mb=2", 5), ("dp=4 zero=3", 8)):
         part = under(run, f"{line} precision=fp64", stop_at=stop)
-        losses += ranks.run(part.layout.ranks, train_job, part, cut, "auto")[0].losses
+        losses += ranks.run(part.layout.ranks, train_job, part, cut, Resume())[0].losses
     assert losses == pytest.approx(once.losses, rel=1e-10)
 
 
@@ -188,7 +189,7 @@ def test_a_request_to_stop_saves_and_says_that_the_run_can_go_on(
     assert stopped[0].summary is not None
     assert stopped[0].summary.interrupted
     assert (tmp_path / "checkpoints" / "step-00000003" / "manifest.json").exists()
-    rest = ranks.run(4, train_job, run, tmp_path, "auto")[0]
+    rest = ranks.run(4, train_job, run, tmp_path, Resume())[0]
     assert rest.code == 0
     assert len(rest.losses) == run.recipe.steps - 3
 
@@ -202,7 +203,7 @@ def test_resuming_skips_a_damaged_checkpoint_and_says_so(
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1
     shard.write_bytes(data)
-    resumed = ranks.run(2, train_job, run, tmp_path, "auto")[0]
+    resumed = ranks.run(2, train_job, run, tmp_path, Resume())[0]
     assert len(resumed.losses) == 2
     assert any("damaged" in event for event in resumed.events)
     assert (tmp_path / "checkpoints" / "corrupt-step-00000004").exists()
@@ -213,8 +214,8 @@ def test_resuming_with_another_batch_is_refused(
 ) -> None:
     run = under(small_run(text), "dp=1", stop_at=2)
     ranks.run(1, train_job, run, tmp_path)
-    with pytest.raises(UsageError, match=r"recipe\.batch=8"):
-        ranks.run(1, train_job, under(run, "dp=1", batch=4, stop_at=4), tmp_path, "auto")
+    with pytest.raises(RefusedError, match=r"recipe\.batch was 8 and is 4: .*--from .*--force"):
+        ranks.run(1, train_job, under(run, "dp=1", batch=4, stop_at=4), tmp_path, Resume())
 
 
 def test_a_resume_that_is_refused_leaves_the_run_as_it_was(
@@ -225,9 +226,9 @@ def test_a_resume_that_is_refused_leaves_the_run_as_it_was(
     before = (tmp_path / "run.toml").read_text()
     wider = replace(run, model=replace(run.model, ffn=96))
     with pytest.raises(CheckpointError, match="the model it was started with"):
-        ranks.run(1, train_job, under(wider, "dp=1", stop_at=4), tmp_path, "auto")
+        ranks.run(1, train_job, under(wider, "dp=1", stop_at=4), tmp_path, Resume())
     with pytest.raises(UsageError, match=r"of step 2, and recipe.stop_at=1 ends before it; use"):
-        ranks.run(1, train_job, under(run, "dp=1", stop_at=1), tmp_path, "auto")
+        ranks.run(1, train_job, under(run, "dp=1", stop_at=1), tmp_path, Resume())
     assert (tmp_path / "run.toml").read_text() == before
 
 
@@ -237,7 +238,7 @@ def test_a_finished_run_that_is_started_again_says_so_and_keeps_its_summary(
     run = under(small_run(text), "dp=2", stop_at=2)
     ranks.run(2, train_job, run, tmp_path)
     before = (tmp_path / "summary.json").read_text()
-    again = ranks.run(2, train_job, run, tmp_path, "auto")[0]
+    again = ranks.run(2, train_job, run, tmp_path, Resume())[0]
     assert (again.code, again.losses) == (0, [])
     assert "all 2 steps are done; more need recipe.stop_at above 2" in again.events
     assert (tmp_path / "summary.json").read_text() == before
@@ -274,6 +275,6 @@ def test_a_run_directory_holds_what_scripts_rely_on(
     assert summary.last_loss < summary.first_loss
     assert json.loads((tmp_path / "summary.json").read_text())["last_step"] == 8
     assert summary.sample.startswith("def ")
-    split = {"compute", "waiting for pipeline", "waiting for world", "optimizer"}
-    assert set(summary.time_split) == {*split, "reading batches"}
+    split = {"compute", "waiting for pipeline", "waiting for world", "optimizer", "reading batches"}
+    assert set(summary.time_split) == {*split, "validation", "checkpoints", "reports"}
     assert sum(summary.time_split.values()) == pytest.approx(summary.seconds, rel=0.05)

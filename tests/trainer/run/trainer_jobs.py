@@ -9,8 +9,10 @@ import torch.distributed as dist
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Data, Recipe, Run
 from phalanx.trainer.checkpoint import Checkpoint, Saver
-from phalanx.trainer.engine.step import build_engine, forward_backward
+from phalanx.trainer.engine.engine import build_engine
+from phalanx.trainer.engine.step import forward_backward
 from phalanx.trainer.parallel.mesh import build_mesh
+from phalanx.trainer.run.continuity import Resume
 from phalanx.trainer.run.report import Silent, StepMetrics, Summary
 from phalanx.trainer.run.rundir import RunDirectory
 from phalanx.trainer.run.state import own_pieces, progress, restore
@@ -57,7 +59,7 @@ class Trained:
     summary: Summary | None
 
 
-def train_job(run: Run, path: Path, resume: str | None = None, stop_after: int = 0) -> Trained:
+def train_job(run: Run, path: Path, resume: Resume | None = None, stop_after: int = 0) -> Trained:
     rank = dist.get_rank() if dist.is_initialized() else 0
     ranks = run.layout.ranks
     stop = StopSignal()
@@ -72,10 +74,9 @@ def reshard_job(run: Run, source: Path, target: Path) -> float:
     mesh = build_mesh(run.layout, torch.device("cpu"), kv_heads=run.model.kv_heads)
     engine = build_engine(run, mesh)
     with Checkpoint.open(source) as checkpoint:
-        corpus = checkpoint.state["corpus"]
-        step = restore(engine, checkpoint, corpus)
+        step = restore(engine, checkpoint)
     saver = Saver(target, run.layout.rank_at(mesh.at), mesh.world.size, attempt="again")
-    saver.save(step, own_pieces(engine), progress(engine, step, corpus))
+    saver.save(step, own_pieces(engine), progress(engine, step, {}))
     saver.wait()
     return forward_backward(engine, step, _batch(run, step, engine.positions()))
 

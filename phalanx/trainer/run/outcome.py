@@ -1,0 +1,101 @@
+"""What a session came to: the last validation, a sample, the summary."""
+
+import math
+import shlex
+import statistics
+
+from phalanx.schedules.layouts import is_asynchronous
+from phalanx.trainer.checkpoint.names import steps as committed
+from phalanx.trainer.run.generate import generate
+from phalanx.trainer.run.meter import time_split
+from phalanx.trainer.run.report import Summary
+from phalanx.trainer.run.session import Session
+from phalanx.trainer.run.validation import validate
+
+_MOST_AVERAGED = 5  # steps at either end of a session
+
+
+def finish(session: Session, first: int, done: int, *, interrupted: bool) -> Summary:
+    """Validate, write a sample, wait for the last checkpoint; what the session came to.
+
+    Args:
+        session: of this rank; every rank calls it.
+        first: the first step of the session.
+        done: steps done in all.
+        interrupted: it was asked to stop before the last one.
+    """
+    stopped = interrupted or validate(session, done)
+    sample = "" if stopped else _sample(session)
+    if session.saver:
+        with session.meter.apart("checkpoints", session.engine.mesh.ledger):
+            session.saver.wait()
+    run, meter = session.run, session.meter
+    rate = meter.tokens_per_second if meter.seconds else 0.0
+    mfu, hfu = meter.utilization(rate)
+    measured = [v.loss for v in meter.validations if v.step == done]
+    few = max(1, min(_MOST_AVERAGED, len(meter.losses) // 4))
+    return Summary(
+        name=session.directory.name if session.directory else "",
+        directory=str(session.directory.path) if session.directory else "",
+        layout=str(run.layout),
+        parameters=run.model.params(),
+        first_step=first,
+        last_step=done,
+        steps=run.recipe.last_step,
+        interrupted=interrupted,
+        first_loss=statistics.fmean(meter.losses[:few] or [math.nan]),
+        last_loss=statistics.fmean(meter.losses[-few:] or [math.nan]),
+        averaged_steps=few,
+        losses=tuple(meter.losses),
+        validation_loss=measured[-1] if measured else None,
+        validations=tuple(meter.validations),
+        bytes_per_token=session.corpus.bytes_per_token,
+        tokens=len(meter.losses) * run.recipe.tokens_per_step,
+        seconds=sum(meter.seconds) + sum(meter.between.values()),
+        tokens_per_second=rate,
+        flops_per_second=rate * meter.flops_per_token,
+        mfu=mfu,
+        hfu=hfu,
+        convention=meter.convention,
+        time_split=time_split(session.engine, meter),
+        peak_bytes=meter.memory,
+        checkpoints=_checkpoints(session),
+        sample=sample,
+        proof=session.proof,
+        next_steps=_next_steps(session, interrupted=interrupted),
+    )
+
+
+def _checkpoints(session: Session) -> tuple[str, ...]:
+    """Paths of the committed checkpoints, oldest first."""
+    if session.directory is None:
+        return ()
+    return tuple(str(path) for _, path in reversed(committed(session.directory.checkpoints)))
+
+
+def _sample(session: Session) -> str:
+    """A little text, where tokens are bytes."""
+    count = session.run.recipe.sample_tokens
+    if not session.corpus.is_text or not count:
+        return ""
+    prompt = b"def "
+    tokens = generate(session.engine, list(prompt), count, stop=session.worker.stop)
+    return (prompt + bytes(t for t in tokens if 0 < t < 256)).decode(errors="replace")
+
+
+def _next_steps(session: Session, *, interrupted: bool) -> tuple[tuple[str, str], ...]:
+    """Commands that do what they say as they stand, with this run's own model and layout."""
+    if not session.directory:
+        return ()
+    run, directory = session.run, session.directory
+    home, file = shlex.quote(str(directory.path)), shlex.quote(str(directory.run_file))
+    steps = []
+    if interrupted:
+        steps.append((f"phalanx train --resume {home}", "go on where this stopped"))
+    # stale gradients differ from one device by design, and bf16 weights alone have no fp64
+    if not is_asynchronous(run.layout) and run.recipe.master_weights == "fp32":
+        prove = f"phalanx train {file} --prove 1 --set recipe.stop_at=1"
+        steps.append((prove, "prove this layout equal to one device"))
+    if not interrupted:
+        steps.append((f"phalanx train {file} --data FOLDER", "learn your own text"))
+    return tuple(steps)

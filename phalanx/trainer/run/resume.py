@@ -1,0 +1,68 @@
+"""Goes on from a checkpoint: which one, whether it may, and what is another than it was."""
+
+from pathlib import Path
+
+from phalanx.core.errors import UsageError
+from phalanx.trainer.checkpoint import Checkpoint, newest
+from phalanx.trainer.run.continuity import (
+    Resume,
+    changes,
+    identity,
+    learning_rate_jump,
+    refuse_changes,
+    require_steps,
+)
+from phalanx.trainer.run.meter import from_rank_0
+from phalanx.trainer.run.session import Session
+from phalanx.trainer.run.state import restore
+
+
+def take_up(session: Session, resume: Resume) -> int:
+    """Load the checkpoint that rank 0 trusts, and say so; every rank calls it.
+
+    Returns:
+        The step to go on with.
+
+    Raises:
+        RefusedError: the run would not see the samples that come next.
+        UsageError: it ends before the checkpoint.
+        CheckpointError: the checkpoint is of another model, or damaged.
+    """
+    chosen = _choose(session, resume.checkpoint) if session.worker.rank == 0 else None
+    path = from_rank_0(chosen, session.engine.mesh)
+    if not isinstance(path, Path):
+        session.reporter.on_event("no checkpoint to resume from; starting at the first step")
+        if session.directory:
+            session.directory.forget_after(0)
+        return 0
+    with Checkpoint.open(path) as checkpoint:
+        found = changes(checkpoint.state, identity(session.run, session.corpus))
+        if not resume.may_differ:
+            refuse_changes(found, str(path))
+        jump = learning_rate_jump(checkpoint.state, session.run.recipe)
+        step = restore(session.engine, checkpoint)
+    session.reporter.on_event(f"resumed {path.name} under {session.run.layout}")
+    all_done = require_steps(session.run.recipe, step)
+    for line in (*map(str, found), jump, all_done):
+        if line:
+            session.reporter.on_event(line)
+    if session.directory:
+        session.directory.forget_after(step)
+    return step
+
+
+def _choose(session: Session, checkpoint: str) -> Path | None:
+    path = Path(checkpoint)
+    if checkpoint == "auto":
+        if session.directory is None:
+            return None
+        path = session.directory.path
+    elif not (path / "run.toml").exists():
+        return path
+    found = newest(path / "checkpoints", session.reporter.on_event)
+    if found is not None:
+        found.close()
+        return found.path
+    if checkpoint != "auto":
+        raise UsageError(f"{path} has no checkpoint to start from")
+    return None

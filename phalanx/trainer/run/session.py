@@ -1,0 +1,154 @@
+"""Everything that one rank of a running training needs, opened in order."""
+
+import secrets
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+
+from phalanx.core.errors import PhalanxError
+from phalanx.core.run import Run
+from phalanx.data.batches import HeldOutStream, SampleStream
+from phalanx.data.corpus import Corpus
+from phalanx.schedules.layouts import layers_of_stages
+from phalanx.trainer.checkpoint import Saver
+from phalanx.trainer.engine.engine import Engine, build_engine
+from phalanx.trainer.model.start import notes_on_weights
+from phalanx.trainer.parallel.mesh import Mesh, build_mesh
+from phalanx.trainer.precision.dtypes import Dtypes
+from phalanx.trainer.run.limits import refuse_untrainable
+from phalanx.trainer.run.meter import Meter, find_peak, from_rank_0
+from phalanx.trainer.run.report import Reporter, RunInfo, Silent
+from phalanx.trainer.run.rundir import RunDirectory
+from phalanx.trainer.run.state import own_pieces
+from phalanx.trainer.run.text import open_text
+from phalanx.trainer.run.worker import Worker
+
+
+@dataclass(frozen=True)
+class Session:
+    """Everything that one rank of a running training needs.
+
+    Attributes:
+        run: resolved for this device.
+        worker: this process.
+        engine: takes the steps.
+        training: the stream of batches.
+        validation: held-out batches, or None.
+        corpus: both of them together.
+        saver: of checkpoints; None where nothing is written.
+        directory: of the run; None where nothing is written, and on ranks other than 0.
+        reporter: silent on ranks other than 0.
+        meter: of this session.
+        proof: for the summary.
+    """
+
+    run: Run
+    worker: Worker
+    engine: Engine
+    training: SampleStream
+    validation: HeldOutStream | None
+    corpus: Corpus
+    saver: Saver | None
+    directory: RunDirectory | None
+    reporter: Reporter
+    meter: Meter
+    proof: str = ""
+
+
+def open_session(
+    worker: Worker, run: Run, directory: RunDirectory | None, reporter: Reporter
+) -> Session:
+    """Join the ranks into a mesh, open the corpus, build the model.
+
+    Raises:
+        PhalanxError: with one line that says what to change.
+    """
+    layout = run.layout
+    if layout.ranks != worker.ranks:
+        raise PhalanxError(f"{layout} needs {layout.ranks} ranks, and there are {worker.ranks}")
+    precision = Dtypes.named(layout.precision, worker.device)
+    run = replace(run, layout=replace(layout, precision=precision.precision))
+    refuse_untrainable(run)
+    mesh = build_mesh(run.layout, worker.device, kv_heads=run.model.kv_heads)
+    text = open_text(run)
+    engine = build_engine(run, mesh)
+    main = worker.rank == 0
+    reporter = reporter if main else Silent()
+    session = Session(
+        run=run,
+        worker=worker,
+        engine=engine,
+        training=text.training,
+        validation=text.held_out,
+        corpus=text.corpus,
+        saver=_saver(directory, run, mesh, reporter) if directory else None,
+        directory=directory if main else None,
+        reporter=reporter,
+        meter=Meter(run, find_peak(mesh, run.layout.precision)),
+    )
+    if run.weights:
+        _tell_of_weights(session)
+    return session
+
+
+def _saver(directory: RunDirectory, run: Run, mesh: Mesh, reporter: Reporter) -> Saver:
+    attempt = str(from_rank_0(secrets.token_hex(8), mesh))
+    return Saver(
+        directory.checkpoints,
+        run.layout.rank_at(mesh.at),
+        mesh.world.size,
+        keep=run.recipe.keep,
+        keep_every=run.recipe.keep_every,
+        attempt=attempt,
+        on_event=reporter.on_event,
+    )
+
+
+def _tell_of_weights(session: Session) -> None:
+    """Say what is odd about the weights that training starts from: every rank calls it."""
+    mesh, folder = session.engine.mesh, session.run.weights
+    if session.worker.rank == 0:
+        for note in notes_on_weights(folder):
+            session.reporter.on_event(note)
+    mine = {
+        piece.name: bad
+        for piece in own_pieces(session.engine)
+        if piece.field == "weight" and (bad := int((~torch.isfinite(piece.data)).sum()))
+    }
+    everyone = [mine] * mesh.world.size
+    if mesh.world.size > 1:
+        dist.all_gather_object(everyone, mine)
+    totals: dict[str, int] = {}
+    for found in everyone:
+        for name, count in found.items():
+            totals[name] = totals.get(name, 0) + count
+    for name, count in sorted(totals.items()):
+        session.reporter.on_event(
+            f"{folder}: {count:,} values of {name} are nan or infinite; training goes on with them"
+        )
+
+
+def describe_session(session: Session, first: int) -> RunInfo:
+    """What is known before the first step."""
+    run, worker, directory = session.run, session.worker, session.directory
+    kind = "GPU" if worker.device.type == "cuda" else f"CPU x {torch.get_num_threads()} threads"
+    return RunInfo(
+        name=directory.name if directory else "",
+        directory=str(directory.path) if directory else "",
+        model=run.model,
+        weights=run.weights,
+        layout=run.layout,
+        precision=session.engine.arithmetic.told or str(run.layout.precision),
+        stages=layers_of_stages(run.layout, run.model.layers),
+        micro_batches=run.micro_batches,
+        parameters=run.model.params(),
+        tokens_per_step=run.recipe.tokens_per_step,
+        first_step=first,
+        steps=run.recipe.last_step,
+        device=f"{worker.ranks} x {kind}",
+        corpus=session.corpus.name,
+        bytes_per_token=session.corpus.bytes_per_token,
+        peak_flops=session.meter.peak.flops,
+        peak_source=session.meter.peak.source,
+    )
