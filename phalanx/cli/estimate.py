@@ -9,7 +9,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 
 from phalanx.cli.table import format_argument
-from phalanx.cost.practice import PRACTICES
+from phalanx.cost.framework import FRAMEWORKS
 
 DOES_NOT_FIT = 3
 
@@ -31,7 +31,7 @@ def arguments(parser: ArgumentParser) -> None:
     batch.add_argument("--tokens", help="tokens in one step, all devices together: 16M, 4Mi, 4e6")
     parser.add_argument(
         "--program",
-        choices=tuple(PRACTICES),
+        choices=tuple(FRAMEWORKS),
         default="phalanx",
         help="whose habits to price: how it fuses, overlaps and recomputes (default phalanx)",
     )
@@ -47,12 +47,12 @@ def run(args: Namespace) -> int:
     from phalanx.cli.estimate_record import document, read_question, rows
     from phalanx.cli.table import print_table
     from phalanx.planner.estimate import estimate
-    from phalanx.planner.explain import mend, shortage
+    from phalanx.planner.explain import shortage, suggest_fix
 
     request, layout = read_question(args)
     shape, cluster, seq, batch = request.shape, request.cluster, request.seq, request.batch
-    found = estimate(shape, cluster, layout, seq, batch, request.practice)
-    remedy = None if found.fits else mend(request, layout)
+    found = estimate(shape, cluster, layout, seq, batch, request.framework)
+    remedy = None if found.fits else suggest_fix(request, layout)
     if args.json:
         print(json.dumps(document(found), indent=2))
     elif args.format == "table":

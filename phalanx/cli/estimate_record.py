@@ -12,9 +12,9 @@ from phalanx.core.estimate import Estimate, PricedMessage, RankBytes, Term
 from phalanx.core.layout import Layout
 from phalanx.core.units import parse_count, show_seconds, show_share
 from phalanx.cost.collectives import bytes_sent
-from phalanx.cost.practice import PRACTICES
-from phalanx.planner.asked import sequences_per_step
+from phalanx.cost.framework import FRAMEWORKS
 from phalanx.planner.explain import nearest_mesh
+from phalanx.planner.parse import sequences_per_step
 from phalanx.planner.sweep import Request
 
 SCHEMA = 1
@@ -38,8 +38,8 @@ def read_question(args: Namespace) -> tuple[Request, Layout]:
     else:
         tokens = parse_count(args.tokens, "--tokens")
         batch = sequences_per_step(tokens, args.seq, layout.dp * layout.mb)
-    practice = PRACTICES[args.program]
-    request = Request(shape=shape, cluster=cluster, seq=args.seq, batch=batch, practice=practice)
+    framework = FRAMEWORKS[args.program]
+    request = Request(shape=shape, cluster=cluster, seq=args.seq, batch=batch, framework=framework)
     return request, layout
 
 
@@ -71,7 +71,7 @@ def document(found: Estimate) -> dict[str, Any]:
         "schema": SCHEMA,
         "layout": str(found.layout),
         "step_seconds": found.step_seconds,
-        "step_seconds_80_percent": [low, high],
+        "step_seconds_80": [low, high],
         "tokens_per_second": found.tokens_per_second,
         "mfu": found.mfu,
         "hfu": found.hfu,
@@ -130,7 +130,7 @@ def sent_by_one_rank(message: PricedMessage) -> float:
     """Bytes that one rank sends for one message."""
     if message.collective == "send":
         return message.bytes
-    return bytes_sent(message.collective, message.bytes, message.ranks)
+    return float(bytes_sent(message.collective, message.bytes, message.ranks))
 
 
 def rows(step: Term) -> list[tuple[str, str, str, str]]:

@@ -12,7 +12,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from phalanx.cli.table import format_argument
-from phalanx.cost.practice import PRACTICES
+from phalanx.cost.framework import FRAMEWORKS
 from phalanx.planner.goodput import DEVICE_HOURS_PER_FAILURE, RESTART_SECONDS
 
 
@@ -39,7 +39,7 @@ def arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--program",
-        choices=tuple(PRACTICES),
+        choices=tuple(FRAMEWORKS),
         default="phalanx",
         help="whose habits to price: how it fuses, overlaps and recomputes (default phalanx)",
     )

@@ -5,11 +5,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from phalanx.core.estimate import Estimate
+from phalanx.planner.diagnosis import Diagnosis
 from phalanx.planner.explain import differences, why_not_faster, why_slower
-from phalanx.planner.finals import Ranked
 from phalanx.planner.goodput import Campaign
+from phalanx.planner.refine import SEARCHED_KEYS
+from phalanx.planner.rerank import Ranked
 from phalanx.planner.search import Found
-from phalanx.planner.why import Why
 
 SCHEMA = 1
 HEADERS = (
@@ -42,7 +43,7 @@ class Plan:
     found: Found
     seconds: float
     book: Estimate | str
-    why: Why | None
+    why: Diagnosis | None
     campaign: Campaign | None
     notes: tuple[str, ...]
     binary: bool
@@ -64,6 +65,8 @@ def document(plan: Plan) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "model": request.shape.name,
+        "framework": request.framework.name,
+        "searched": list(SEARCHED_KEYS),
         "cluster": request.cluster.name,
         "devices": request.cluster.count,
         "capacity_bytes": request.capacity,
@@ -90,7 +93,7 @@ def record(found: Estimate, best: Estimate) -> dict[str, Any]:
     return {
         "layout": str(found.layout),
         "step_seconds": found.step_seconds,
-        "step_seconds_between": [low, high],
+        "step_seconds_80": [low, high],
         "mfu": found.mfu,
         "hfu": found.hfu,
         "convention": found.convention,
@@ -120,15 +123,15 @@ def _why(plan: Plan) -> dict[str, Any] | None:
     if asked.estimate is not None:
         apart = differences(asked.estimate, plan.best)
         price["differences"] = {d.name: d.seconds for d in apart}
-    mended = None
-    if asked.mend is not None:
-        mended = {"changes": asked.mend.changes, **record(asked.mend.estimate, plan.best)}
+    fix = None
+    if asked.fix is not None:
+        fix = {"changes": asked.fix.changes, **record(asked.fix.estimate, plan.best)}
     return {
         "asked": asked.asked,
         "rank": asked.rank or None,
         "refused": asked.refusal or None,
         **price,
-        "mended": mended,
+        "fix": fix,
     }
 
 

@@ -21,16 +21,16 @@ from phalanx.core.layout import Layout
 from phalanx.core.precision import Precision
 from phalanx.core.run import Recipe, Run
 from phalanx.core.units import parse_bytes, parse_count, show_count
-from phalanx.cost.practice import PRACTICES
+from phalanx.cost.framework import FRAMEWORKS
 from phalanx.cost.refusals import refuse
-from phalanx.planner.asked import better_batch, both, read_limits, sequences_per_step
-from phalanx.planner.candidates import Limits
-from phalanx.planner.finals import Ranked
+from phalanx.planner.diagnosis import diagnose, nothing_fits
 from phalanx.planner.goodput import Campaign, Conditions, campaign
-from phalanx.planner.procedure import procedure
+from phalanx.planner.heuristic import procedure
+from phalanx.planner.parse import better_batch, both, read_limits, sequences_per_step
+from phalanx.planner.rerank import Ranked
 from phalanx.planner.search import Found, search
+from phalanx.planner.space import Limits
 from phalanx.planner.sweep import Request
-from phalanx.planner.why import nothing_fits, why
 
 LARGEST = {"--memory": 1e15, "--train-tokens": 1e20, "--price": 1e6, "--seq": 1e9, "--top": 1000}
 
@@ -50,7 +50,7 @@ def run(args: Namespace) -> int:
         found=found,
         seconds=time.perf_counter() - started,
         book=_by_the_book(request),
-        why=why(found, args.why, binary=binary) if args.why else None,
+        why=diagnose(found, args.why, binary=binary) if args.why else None,
         campaign=_campaign(args, request, best),
         notes=notes,
         binary=binary,
@@ -92,7 +92,7 @@ def _request(args: Namespace) -> tuple[Request, tuple[str, ...]]:
         batch=batch,
         limits={key: values for key, values in limits.items() if key != "precision"},
         precision=Precision.parse(precisions[0]).on("bf16"),
-        practice=PRACTICES[args.program],
+        framework=FRAMEWORKS[args.program],
         top=args.top,
     )
     if args.trainable:

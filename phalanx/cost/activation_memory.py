@@ -65,7 +65,7 @@ class ActivationMemory:
         blocks, (dense, routed) = self.blocks, self.of_block.saved
         saved = blocks.dense * dense + blocks.routed * routed
         for length in {mode.segment for mode in self.table.recompute.values} - {0, 1}:
-            here = self.table.recompute.test(lambda mode, k=length: mode.segment == k)
+            here = self.table.recompute.pick(lambda mode: mode.segment) == length
             inputs = blocks.segments(length) * self._least(self.of_block.saved)
             saved = np.where(here, inputs, saved)
         return saved / blocks.stages
@@ -119,9 +119,7 @@ class ActivationMemory:
     def _least(self, pair: Pair) -> Column:
         dense, routed = pair
         has_dense, has_routed = self.blocks.dense > 0, self.blocks.routed > 0
-        least = np.minimum(
-            np.where(has_dense, dense, np.inf), np.where(has_routed, routed, np.inf)
-        )
+        least = np.minimum(np.where(has_dense, dense, np.inf), np.where(has_routed, routed, np.inf))
         return np.where(has_dense | has_routed, least, 0.0)
 
     # the loss

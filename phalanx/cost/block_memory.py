@@ -144,7 +144,7 @@ class BlockMemory:
         if self.by_others(mode) and "operators" in mode.parts:
             left = _kept_by_operator(saved)
         if self.table.precision.recipe and mode in (NONE, SELECTIVE):
-            left = tuple(as_operands(left, self.table))
+            left = tuple(as_operands(left, self.table.precision))
         if self.stack.keeps_gates and self.table.model.activation == "swiglu":
             left = (*left, Saved("gate", self.table.model.ffn * self.element, "tp"))
         return left
@@ -196,9 +196,10 @@ def saved_bytes(table: Table, of_mode: Callable[[Recompute], Iterable[Saved]]) -
             each = sums.setdefault((item.cut, item.most), [0.0] * len(modes.values))
             each[place] += item.bytes
     total: Column = 0.0
+    own = np.where(table.sp, table.tp, 1)
     for (cut, most), sizes in sums.items():
-        parts = {"tp": table.tp, "sequence": np.where(table.sp, table.tp, 1), "whole": 1}[cut]
-        parts = np.minimum(parts, most) if most else parts
+        cuts: dict[str, Column] = {"tp": table.tp, "sequence": own, "whole": 1}
+        parts = np.minimum(cuts[cut], most) if most else cuts[cut]
         total = total + np.array(sizes)[modes.codes] / parts
     return total
 
@@ -213,8 +214,10 @@ def _kept_by_operator(saved: tuple[Saved, ...]) -> tuple[Saved, ...]:
 
     Beside them stands the input of the MLP, as wide as the two sums, halved.
     """
-    outputs = ("query", "keys", "values", "mlp: first", "mlp: second")
-    outputs += ("experts: first", "experts: second")
+    outputs = (
+        *("query", "keys", "values", "mlp: first", "mlp: second"),
+        *("experts: first", "experts: second"),
+    )
     return (
         *(item for item in saved if item.part == "input" or item.name == "attention result"),
         *(item._replace(bytes=item.bytes / 2) for item in saved if item.name.startswith(outputs)),
@@ -244,5 +247,5 @@ def held_in_backward(table: Table, element: int) -> Column:
     }
     beside: Column = 0
     for name, more in extra.items():
-        beside = beside + more * table.context.test(lambda kind, name=name: kind == name)
+        beside = beside + more * table.context.test(name.__eq__)
     return element * (2 * shape.hidden + q + k) + beside

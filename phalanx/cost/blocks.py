@@ -132,7 +132,9 @@ def _product(operator: Operator, computes: MatrixProduct, cut: Slice) -> Product
     )
 
 
-def _memory_bound(operator: Operator, computes: MemoryBound, cut: Slice) -> Iterator[MemoryBoundKernel]:
+def _memory_bound(
+    operator: Operator, computes: MemoryBound, cut: Slice
+) -> Iterator[MemoryBoundKernel]:
     """A mask of dropout takes one byte, half an element.
 
     A compiler fuses the passes over one tensor into one kernel, which reads and writes it once: an
@@ -141,7 +143,7 @@ def _memory_bound(operator: Operator, computes: MemoryBound, cut: Slice) -> Iter
     size = cut.channels(computes.widths, computes.tokens) * cut.tokens_of(computes.tokens)
     drops = computes.drops and cut.framework.dropout
     forward = computes.forward + 0.5 * drops
-    backward = computes.backward + 2.5 * drops
+    backward: Column = computes.backward + 2.5 * drops
     compiled = cut.table.compile & cut.in_block
     if not cut.framework.fused_passes:
         backward = backward + np.where(compiled, 0.0, computes.unfused)

@@ -165,7 +165,7 @@ def in_network_seconds(S: float, link: LinkRate, gain: float = 1.3) -> float:
     In theory every rank sends S once, a gain near 2; measured on H100 nodes it is about 1.3.
     Source: scaling book, chapter 12, "In network reductions".
     """
-    return 2 * link.latency + 2 * S / (gain * link.bandwidth)
+    return float(2 * link.latency + 2 * S / (gain * link.bandwidth))
 
 
 def gather_bandwidth(levels: tuple[Level, ...], inner: int = 1) -> float:

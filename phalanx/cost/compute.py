@@ -263,7 +263,8 @@ def _repeated_shares(works: Sequence[Work], mode: Recompute, stops_early: bool) 
     if "operators" in mode.parts:
         products = [i for i, work in enumerate(works) if isinstance(work, Product)]
         second = set(products[1::2])
-        return [float(isinstance(work, MemoryBoundKernel) or i in second) for i, work in enumerate(works)]
+        bound = [isinstance(work, MemoryBoundKernel) for work in works]
+        return [float(is_bound or i in second) for i, is_bound in enumerate(bound)]
     parts = mode.parts | ({"activation"} if "mlp" in mode.parts else set())
     return [float(work.part in parts) for work in works]
 
@@ -271,7 +272,9 @@ def _repeated_shares(works: Sequence[Work], mode: Recompute, stops_early: bool) 
 def _pick(each: Floats, codes: Column) -> Floats:
     """The row of `each`, of shape (values, ...), that every place of the table has."""
     if len(each) == 1:
-        return each[0]
+        only: Floats = each[0]
+        return only
     table = np.broadcast_shapes(each.shape[1:], np.shape(codes))
     spread = np.broadcast_to(each, (len(each), *table))
-    return np.take_along_axis(spread, np.broadcast_to(codes, table)[None], axis=0)[0]
+    found: Floats = np.take_along_axis(spread, np.broadcast_to(codes, table)[None], axis=0)[0]
+    return found

@@ -3,6 +3,8 @@
 Ranks are numbered with tp fastest, then cp, then pp and dp; some programs put pp outermost.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from phalanx.cost.framework import Framework
@@ -24,31 +26,22 @@ def group_of(table: Table, among: Among, framework: Framework) -> Group:
     outside = framework.pipeline_outside
     to_stage = inner * table.dp if outside else inner
     to_replica = inner if outside else inner * table.pp
-    if among.startswith("expert"):
-        return _of_experts(table, among, to_replica)
-    match among:
-        case "tp":
-            return Group(table.tp, 1)
-        case "kv replicas":
-            return Group(np.maximum(table.tp // table.model.kv_heads, 1), 1)
-        case "cp":
-            return Group(table.cp, table.tp)
-        case "pp neighbours":
-            return Group(table.pp, to_stage)
-        case "embedding group" | "pp replicas":
-            return Group(np.minimum(table.pp, 2), to_stage * np.maximum(table.pp - 1, 1))
-        case "dp":
-            return Group(table.dp * table.cp, np.where(table.cp > 1, table.tp, to_replica))
-        case "shards":
-            return Group(table.sharers, np.where(table.cp > 1, table.tp, to_replica))
-        case "replicas":
-            return Group(table.dp // table.shards, to_replica * table.shards)
-        case "ep":
-            near = outside | (table.pp == 1) | (table.ep <= table.cp)
-            stride = np.where(near, table.tp, to_replica)
-            return Group(table.ep, np.where(_borrows(table), 1, stride))
-        case _:
-            return Group(table.dp * table.pp * inner, 1)
+    ends = Group(np.minimum(table.pp, 2), to_stage * np.maximum(table.pp - 1, 1))
+    over_data = np.where(table.cp > 1, table.tp, to_replica)
+    known: dict[Among, Callable[[], Group]] = {
+        "tp": lambda: Group(table.tp, 1),
+        "kv replicas": lambda: Group(np.maximum(table.tp // table.model.kv_heads, 1), 1),
+        "cp": lambda: Group(table.cp, table.tp),
+        "pp neighbours": lambda: Group(table.pp, to_stage),
+        "embedding group": lambda: ends,
+        "pp replicas": lambda: ends,
+        "dp": lambda: Group(table.dp * table.cp, over_data),
+        "shards": lambda: Group(table.sharers, over_data),
+        "replicas": lambda: Group(table.dp // table.shards, to_replica * table.shards),
+        "ep": lambda: _expert_group(table, to_replica, outside=outside),
+        "world": lambda: Group(table.dp * table.pp * inner, 1),
+    }
+    return known[among]() if among in known else _of_experts(table, among, to_replica)
 
 
 class Routes:
@@ -79,6 +72,13 @@ class Routes:
         return self._paths[key].seconds(size)
 
 
+def _expert_group(table: Table, to_replica: Column, *, outside: bool) -> Group:
+    """The ranks that share the experts, from dp x cp, and from tp if need be."""
+    near = outside | (table.pp == 1) | (table.ep <= table.cp)
+    stride = np.where(near, table.tp, to_replica)
+    return Group(table.ep, np.where(_borrows(table), 1, stride))
+
+
 def _borrows(table: Table) -> Column:
     """Where experts take their ranks from tp too."""
     return table.dp * table.cp % table.ep != 0
@@ -88,11 +88,9 @@ def _of_experts(table: Table, among: Among, to_replica: Column) -> Group:
     """Those of the data-parallel ranks that hold the same experts."""
     if among == "expert replicas":
         return Group(table.dp // table.shards, to_replica * table.shards)
-    size = copies(table).experts
+    size: Column = copies(table).experts
     if among == "expert dp":
         size = size * (table.dp // table.shards)
     within = table.tp * np.minimum(table.ep, table.cp)
-    stride = np.where(
-        table.ep < table.cp, within, to_replica * np.maximum(table.ep // table.cp, 1)
-    )
+    stride = np.where(table.ep < table.cp, within, to_replica * np.maximum(table.ep // table.cp, 1))
     return Group(size, np.where(_borrows(table), np.maximum(table.tp, to_replica), stride))

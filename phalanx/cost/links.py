@@ -84,18 +84,17 @@ class Path:
         self._alone = n == 1
         self._lines: list[tuple[Line, Line]] = []
         if name == "send":
-            line = Line(
-                np.where(r < n, far.latency, near.latency),
-                1 / np.where(r < n, far.bandwidth, near.bandwidth),
-            )
+            rate: Column = np.where(r < n, far.bandwidth, near.bandwidth)
+            line = Line(np.where(r < n, far.latency, near.latency), 1 / rate)
             self._lines.append((line, line))
             return
         self._lines.append(_two(name, n, near, r > 1))
         if name == "all_to_all":
             within = _only(Line(0.0, bytes_sent(name, 1.0, r) * r / n / near.bandwidth), r < n)
-            self._lines[0] = tuple(_only(x, r >= n) for x in self._lines[0])
-            across = Line((n // r - 1) * far.latency, (n - r) / n / far.bandwidth)
-            self._lines += [(within, within), (_only(across, r < n),) * 2]
+            ring_of, tree_of = self._lines[0]
+            self._lines[0] = _only(ring_of, r >= n), _only(tree_of, r >= n)
+            across = _only(Line((n // r - 1) * far.latency, (n - r) / n / far.bandwidth), r < n)
+            self._lines += [(within, within), (across, across)]
             return
         together = LinkRate(far.latency / r + near.latency * (1 - 1 / r), far.bandwidth * r)
         self._lines.append(_two(name, n, together, r < n))

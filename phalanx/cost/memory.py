@@ -42,6 +42,7 @@ from phalanx.cost.table import Column, Integers, Table, some_rows
 MomentName = Literal["forward", "loss", "backward"]
 CLASSES = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "reserve")
 
+
 class Moment(NamedTuple):
     """What is alive at one moment beside the state and the activations in flight.
 

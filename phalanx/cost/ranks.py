@@ -119,8 +119,10 @@ class ParameterCounts:
                 counts[unit, name] = np.where(together > 0, 0, params)
 
         def of(unit: str, *names: str) -> Column:
-            found = [n for (u, name), n in counts.items() if u == unit and name in (names or (name,))]
-            return sum(found, none)
+            some = (
+                n for (u, name), n in counts.items() if u == unit and name in (names or (name,))
+            )
+            return sum(some, none)
 
         return cls(
             dense=of("dense block"),

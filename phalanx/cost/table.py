@@ -66,10 +66,9 @@ class Choice(Generic[T]):
         """Some of the rows; one value for all of them stays."""
         return Choice(self.values, some_rows(self.codes, which))
 
-    @property
-    def tall(self) -> "Choice[T]":
-        """Of shape (rows, 1)."""
-        return Choice(self.values, self.codes.reshape(-1, 1))
+    def of_shape(self, *shape: int) -> "Choice[T]":
+        """The same in another shape."""
+        return Choice(self.values, self.codes.reshape(shape))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,8 +154,12 @@ class Table:
     @property
     def tall(self) -> "Table":
         """Columns of shape (rows, 1), which meet the (1, shardings) of ways to shard them."""
+        return self.of_shape(-1, 1)
+
+    def of_shape(self, *shape: int) -> "Table":
+        """Every column in another shape."""
         some: dict[str, Any] = {
-            key: value.tall if isinstance(value, Choice) else value.reshape(-1, 1)
+            key: value.of_shape(*shape) if isinstance(value, Choice) else value.reshape(shape)
             for key, value in self._columns()
         }
         return replace(self, **some)

@@ -13,6 +13,7 @@ from phalanx.cost.block_memory import BF16 as HALF
 from phalanx.cost.compute import Passes
 from phalanx.cost.groups import Routes
 from phalanx.cost.messages.unit import Among, UnitMessage
+from phalanx.cost.operator import UnitName
 from phalanx.cost.parameter_memory import state_bytes
 from phalanx.cost.table import Column, Integers, Table, some_rows
 from phalanx.planner.units import SentMessage, exposed
@@ -104,7 +105,7 @@ class StepMessages:
     """
 
     messages: Sequence[UnitMessage]
-    counts: Mapping[str, Column]
+    counts: Mapping[UnitName, Column]
     routes: Routes
 
     def exchange(self, units: Column) -> Exchange:
@@ -188,7 +189,8 @@ class StepMessages:
         return message.bytes * self._count(message) if message.together else message.bytes
 
     def _count(self, message: UnitMessage) -> Column:
-        return self.counts.get(message.unit, 1)
+        counts: dict[str, Column] = dict(self.counts.items())
+        return counts.get(message.unit, 1)
 
     def _alone(self, message: UnitMessage, size: Column) -> tuple[Column, Column]:
         group = self.routes.group(message.among)

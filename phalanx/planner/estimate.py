@@ -7,13 +7,10 @@ from functools import cached_property
 import numpy as np
 
 from phalanx.core.cluster import Cluster
-from phalanx.core.errors import RefusedError
 from phalanx.core.estimate import Estimate, PricedMessage, RankBytes, Term
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
-from phalanx.core.run import Recipe, Run
 from phalanx.cost.activation_memory import ActivationMemory
-from phalanx.cost.refusals import refuse
 from phalanx.cost.block_memory import BlockMemory
 from phalanx.cost.compute import Passes
 from phalanx.cost.flops import utilization
@@ -38,7 +35,7 @@ from phalanx.planner.data_axis import (
 from phalanx.planner.pipeline import Pipeline, stage_counts
 from phalanx.planner.units import SentMessage, Units, UnitSeconds, hop_seconds
 from phalanx.planner.workload import Workload, workload_of
-from phalanx.schedules.layouts import chunks, is_asynchronous, placement, spec_of
+from phalanx.schedules.layouts import chunks, placement, spec_of
 
 
 def estimate(
@@ -207,7 +204,8 @@ class Priced:
             yield Term("data axis", children=parts, worth=sum(part.seconds for part in parts))
         kept = self.parameters_kept
         time = float(np.max(optimizer_seconds(self.workload, self.table, kept)))
-        reason = f"{self.workload.framework.optimizer_bytes:g} bytes for each of {kept:.3g} parameters"
+        each = self.workload.framework.optimizer_bytes
+        reason = f"{each:g} bytes for each of {kept:.3g} parameters"
         yield Term("optimizer", time, worth=time, reason=reason)
 
     @property
@@ -255,23 +253,9 @@ class Priced:
             yield f"no published run on {device.name} was used: {rates.source}"
         if not device.peaks:
             yield f"the peak of {device.name} is not published; assumed"
-        if self.workload.framework.sends_as_ledger:
-            yield from self._untrainable()
-
-    def _untrainable(self) -> Iterator[str]:
-        """Why `phalanx train` would refuse what is priced here, if it would."""
-        clip = 0.0 if is_asynchronous(self.layout) else 1.0
-        workload = self.workload
-        recipe = Recipe(seq=workload.seq, batch=workload.batch, clip=clip)
-        try:
-            refuse(Run(model=workload.shape, layout=self.layout, recipe=recipe))
-        except RefusedError as refusal:
-            yield f"phalanx train refuses this: {refusal}"
 
 
-def _added_up(
-    found: Iterable[SentMessage], held: Holdings, m: Integers
-) -> Iterator[PricedMessage]:
+def _added_up(found: Iterable[SentMessage], held: Holdings, m: Integers) -> Iterator[PricedMessage]:
     """Equal messages of a step as one, with their seconds."""
     totals: dict[tuple[str, str, str, float, int], Floats] = {}
     joined: dict[tuple[str, str, str, int], Floats] = {}

@@ -3,13 +3,14 @@
 Symbols: p pipeline ranks, m micro-batches, v chunks per rank.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
+from phalanx.cost.operator import UnitName
 from phalanx.cost.ranks import PipelineRanks, ranks_of
 from phalanx.cost.table import Column, Floats, Integers
 from phalanx.schedules.formulas import Peaks, Pipes
@@ -156,7 +157,7 @@ def _first(ranks: PipelineRanks) -> tuple[int, int]:
     return dense, blocks - dense
 
 
-def busiest(kinds: RankKinds, pipeline: Integers, seconds: dict[str, Column]) -> Column:
+def busiest(kinds: RankKinds, pipeline: Integers, seconds: Mapping[UnitName, Column]) -> Column:
     """Seconds of one micro-batch on the rank that works longest; copies of a model share them.
 
     Args:
@@ -164,7 +165,7 @@ def busiest(kinds: RankKinds, pipeline: Integers, seconds: dict[str, Column]) ->
         pipeline: of every row, of shape (rows,).
         seconds: of one micro-batch through each unit.
     """
-    found = None
+    found: Column = 0.0
     for kind in range(kinds.kinds(pipeline)):
         blocks = kinds.blocks_of(pipeline, kind)
         here = blocks.dense[:, None] * seconds["dense block"]
@@ -173,5 +174,5 @@ def busiest(kinds: RankKinds, pipeline: Integers, seconds: dict[str, Column]) ->
         if kind < 2:
             here = here + blocks.first[:, None] * seconds["embedding"]
             here = here + blocks.last[:, None] * seconds["head"]
-        found = here if found is None else np.maximum(found, here)
+        found = np.maximum(found, here)
     return found / kinds.copies[pipeline][:, None]

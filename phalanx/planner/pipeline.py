@@ -126,7 +126,10 @@ class Pipeline:
         """Seconds of a step on every rank; copies of the model share the micro-batches."""
         where = placement(self.layout)
         each = stages.sum(axis=0) * self.m / where.copies
-        return np.bincount(np.array(where.ranks), weights=each, minlength=self.layout.pp)
+        sums: Floats = np.bincount(
+            np.array(where.ranks), weights=each, minlength=self.layout.pp
+        ).astype(np.float64)
+        return sums
 
     def seconds(self) -> float:
         """From the first forward to the last backward."""

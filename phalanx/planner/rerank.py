@@ -17,7 +17,8 @@ from phalanx.core.layout import Layout
 from phalanx.cost.table import Floats
 from phalanx.planner.columns import different
 from phalanx.planner.estimate import Priced
-from phalanx.planner.space import Rows, Sharding, Space
+from phalanx.planner.prices import Group
+from phalanx.planner.space import Rows, Space
 from phalanx.planner.sweep import Request
 from phalanx.schedules.layouts import chunks
 
@@ -83,12 +84,12 @@ class Candidates:
         self._best: dict[tuple[int, ...], Candidate] = {}
         self._least = float("inf")
 
-    def add(self, rows: Rows, sharding: Sharding, seconds: Floats) -> None:
+    def add(self, rows: Rows, group: Group, seconds: Floats) -> None:
         """Look at a block of rows.
 
         Args:
             rows: those of one dp.
-            sharding: their ZeRO stage.
+            group: the ways in which they are sharded.
             seconds: of shape (rows, shards), infinite where a layout does not fit.
         """
         shard = seconds.argmin(axis=1)
@@ -104,8 +105,8 @@ class Candidates:
             at = (int(table.dp[row]), *(int(key[row]) for key in keys))
             known = self._best.get(at)
             if known is None or best[row] < known.seconds:
-                size = int(sharding.shards[0, shard[row]])
-                layout = self._where.layout(rows, row, sharding.zero, size)
+                size = int(group.shards[0, shard[row]])
+                layout = self._where.layout(rows, row, int(group.zero[0, 0]), size)
                 self._best[at] = Candidate(float(best[row]), at[-1], layout)
 
     @property
@@ -116,11 +117,11 @@ class Candidates:
     def fastest(self) -> list[Candidate]:
         """Those that are still close to the best, fastest first."""
         close = [c for c in self._best.values() if c.seconds < self.bar]
-        return sorted(close, key=_order)
+        return sorted(close, key=by_seconds)
 
 
-def _order(candidate: Candidate) -> tuple[float, int]:
-    """By seconds; of equal ones the one that cuts along fewer axes comes first."""
+def by_seconds(candidate: Candidate) -> tuple[float, int]:
+    """For sorting: by seconds; of equal ones the one that cuts along fewer axes comes first."""
     layout = candidate.layout
     cuts = sum(
         degree > 1 for degree in (layout.pp, layout.tp, layout.cp, layout.ep, chunks(layout))
@@ -148,7 +149,7 @@ def decide(request: Request, candidates: Sequence[Candidate], prices: Prices) ->
         final.price(next_one)
     corrected = np.sort(prices.seconds * final.ratios[prices.variants].astype(np.float32))
     ranked: list[Ranked] = []
-    for best in sorted(final.best.values(), key=_order)[: request.top]:
+    for best in sorted(final.best.values(), key=by_seconds)[: request.top]:
         before = ranked[-1].rank if ranked else 0
         rank = max(rank_among(corrected, best.seconds), before + 1) if ranked else 1
         ranked.append(Ranked(rank, final.priced[best.layout].estimate()))

@@ -6,8 +6,8 @@ next columns could save are dropped at once, so each refusal is counted with all
 Symbols: p pipeline ranks, m micro-batches per step and rank, v chunks per rank.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ import numpy as np
 from phalanx.core.errors import RefusedError, divisors, shorten
 from phalanx.core.layout import DEFAULT_SCHEDULE, Layout
 from phalanx.core.recompute import MODES, Recompute
+from phalanx.cost.refusals import refused
 from phalanx.cost.table import Booleans, Choice, Column, Integers, Table
 from phalanx.planner.columns import Ragged
 from phalanx.planner.workload import Workload
@@ -30,44 +31,17 @@ COMPLETE = (
     *("v", "schedule", "mb", "recompute", "sp"),
 )
 
-HEADS = "tp does not divide the heads"
-SHARED_HEADS = "tp neither divides the kv heads nor is divided by them"
-EXPERTS = "ep does not divide the experts, or the ranks that share them"
-SEQUENCE = "cp does not divide the sequence"
-LAYERS = "more pipeline stages than layers"
-SCHEDULE = "the schedule needs other numbers of ranks and micro-batches"
 MEMORY = "more memory than a device has"
 
 Limits = Mapping[str, frozenset[object]]  # the values that a key of the layout may have
 
 
-class Rule(NamedTuple):
-    """What refuses layouts.
-
-    Attributes:
-        reason: as a report counts it.
-        refuses: in which rows of a table.
-    """
-
-    reason: str
-    refuses: Callable[[Table], Booleans]
-
-
-# What no program can cut. Those that only our trainer cannot are beside them.
-RULES = (
-    Rule(HEADS, lambda table: table.model.heads % table.tp != 0),
-    Rule(EXPERTS, lambda table: table.dp * table.cp * table.tp % table.ep != 0),
-    Rule(SEQUENCE, lambda table: table.recipe.seq % table.cp != 0),
-    Rule(LAYERS, lambda table: table.pp > table.model.layers),
-)
-OUR_RULES = (
-    Rule(
-        SHARED_HEADS,
-        lambda table: (table.model.kv_heads % table.tp != 0)
-        & (table.tp % table.model.kv_heads != 0),
-    ),
-    Rule(EXPERTS, lambda table: table.dp * table.cp % table.ep != 0),
-)
+# The keys by which layouts are told apart, in the order in which they are settled.
+_OTHER = frozenset(f.name for f in fields(Layout)) - {*COMPLETE}
+DEGREES = frozenset({"dp", "pp", "tp", "cp", "ep", "mb"}) | _OTHER
+SCHEDULES = frozenset({"schedule", "v"})
+SWITCHES = frozenset({"recompute", "sp"})
+SHARDINGS = frozenset({"zero", "shard"})
 
 
 class Sharding(NamedTuple):
@@ -135,13 +109,17 @@ class Space:
         workload: what is trained, and on what.
         limits: what the user has settled.
         variants: schedules by pipeline ranks.
-        rules: what refuses layouts.
     """
 
     workload: Workload
     limits: Limits
     variants: tuple[Variant, ...]
-    rules: tuple[Rule, ...]
+
+    def refused(
+        self, table: Table, known: frozenset[str], new: frozenset[str]
+    ) -> Iterator[tuple[str, Booleans]]:
+        """Which rows cannot be, by reason, once `new` keys are settled beside those `known`."""
+        return refused(table, known, new, ours=self.workload.framework.sends_as_ledger)
 
     @cached_property
     def modes(self) -> tuple[Recompute, ...]:
@@ -164,9 +142,11 @@ class Space:
         def at(column: Column) -> int:
             return int(column[index if len(column) > 1 else 0])
 
-        degrees = {key: at(getattr(table, key)) for key in ("dp", "tp", "cp", "ep", "mb")}
+        keys = ("dp", "tp", "cp", "ep", "mb")
+        degrees: dict[str, Any] = {key: at(getattr(table, key)) for key in keys}
         tp, sp = degrees["tp"], at(table.sp)
-        return Layout(
+        return replace(
+            base_layout(self.limits),
             **degrees,
             pp=variant.pp,
             zero=zero,
@@ -177,6 +157,18 @@ class Space:
             precision=self.workload.precision,
             sp=None if sp or tp == 1 else False,
         )
+
+
+def base_layout(limits: Limits) -> Layout:
+    """The values of the keys that a search does not go through completely: as limits settle them.
+
+    Of several that are allowed, the default if it is one of them, else the first in order.
+    """
+    default, settled = Layout(), dict[str, Any]()
+    for key in _OTHER & set(limits):
+        if getattr(default, key) not in limits[key]:
+            settled[key] = min(limits[key], key=str)
+    return replace(default, **settled)
 
 
 def space(workload: Workload, limits: Limits) -> Space:
@@ -195,8 +187,7 @@ def space(workload: Workload, limits: Limits) -> Space:
     _require_some("mb", divisors(batch), limits, f"a batch of {batch} sequences")
     layers = workload.shape.layers
     variants = tuple(v for pp in divisors(devices) for v in _variants(pp, layers, limits))
-    ours = OUR_RULES if workload.framework.sends_as_ledger else ()
-    return Space(workload, limits, variants, (*RULES, *ours))
+    return Space(workload, limits, variants)
 
 
 def _require_some(key: str, values: Sequence[int], limits: Limits, what: str) -> None:
@@ -271,9 +262,7 @@ class Choices:
         order = np.argsort(codes, kind="stable")
         chunks = np.array([v.v for v in self.space.variants])[variant]
         schedule = Choice(names, codes[order])
-        return rows.take(
-            parents[order], variant=variant[order], schedule=schedule, v=chunks[order]
-        )
+        return rows.take(parents[order], variant=variant[order], schedule=schedule, v=chunks[order])
 
     def add_switches(self, rows: Rows) -> Rows:
         """Every recomputation, and sequence parallelism on and off, for every row."""
@@ -323,15 +312,16 @@ def meshes(where: Space) -> Rows:
     }
     parents, mb = Ragged(sizes).cross(columns["dp"])
     columns = {key: column[parents] for key, column in columns.items()} | {"mb": mb}
-    table = _with_defaults(where.workload, columns)
+    table = _with_defaults(where.workload, limits, columns)
     place = np.arange(len(mb))
     return Rows(table, np.zeros_like(place), place)
 
 
-def _with_defaults(workload: Workload, columns: dict[str, Integers]) -> Table:
+def _with_defaults(workload: Workload, limits: Limits, columns: dict[str, Integers]) -> Table:
     """A table of which only some columns are settled; the others have the value of a layout."""
-    default = workload.table([Layout(precision=workload.precision)])
-    return replace(default, **columns, shards=columns["dp"])
+    default = workload.table([replace(base_layout(limits), precision=workload.precision)])
+    settled: dict[str, Any] = {**columns, "shards": columns["dp"]}
+    return replace(default, **settled)
 
 
 def _pairs(pps: Sequence[int], tps: Sequence[int], devices: int) -> tuple[Integers, Integers]:
@@ -344,17 +334,3 @@ def _cross_divisors(wholes: Integers, parts: Sequence[int]) -> tuple[Integers, I
     """For each whole, those of the parts that divide it: its place, and the part."""
     place, part = np.nonzero(wholes[:, None] % np.array(parts, dtype=np.int64)[None] == 0)
     return place, np.array(parts, dtype=np.int64)[part]
-
-
-def refuse_schedules(where: Space, rows: Rows) -> Iterator[tuple[str, Booleans]]:
-    """Which rows have a schedule that their layers or micro-batches cannot fill, by reason."""
-    stages = np.array([v.num_stages for v in where.variants])[rows.variant]
-    specs = [find_schedule(v.schedule) for v in where.variants]
-    wrong = [not spec.ranks.hold(v.pp) for spec, v in zip(specs, where.variants, strict=True)]
-    sizes = [spec.micro_batches(v.pp) for spec, v in zip(specs, where.variants, strict=True)]
-    least, multiple = (np.array(column) for column in list(zip(*sizes, strict=True))[:2])
-    m = rows.table.m
-    unfit = np.array(wrong)[rows.variant] | (m < least[rows.variant])
-    unfit |= m % multiple[rows.variant] != 0
-    yield LAYERS, stages > where.workload.shape.layers
-    yield SCHEDULE, unfit

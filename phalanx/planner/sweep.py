@@ -14,43 +14,29 @@ from typing import NamedTuple
 import numpy as np
 
 from phalanx.core.layout import Layout
-from phalanx.cost.activation_memory import ActivationMemory
-from phalanx.cost.compute import Passes
-from phalanx.cost.groups import Routes
-from phalanx.cost.holdings import Holdings
 from phalanx.cost.memory import PlainMoments
-from phalanx.cost.messages.frameworks import messages_of
-from phalanx.cost.operator import UnitName
-from phalanx.cost.parameter_memory import ParameterMemory, WholeUnits
-from phalanx.cost.ranks import ParameterCounts, PipelineRanks
-from phalanx.cost.table import Booleans, Column, Floats, Integers, Table, some_rows
+from phalanx.cost.parameter_memory import WholeUnits
+from phalanx.cost.table import Booleans, Floats, Integers
 from phalanx.planner.columns import different
-from phalanx.planner.data_axis import (
-    Exchange,
-    OverlapBudget,
-    StepMessages,
-    optimizer_seconds,
-    with_jitter,
-)
-from phalanx.planner.kinds import RankKinds, busiest
+from phalanx.planner.kinds import RankKinds
+from phalanx.planner.prices import Few, Group, Pipelines, peaks, plain_moments
 from phalanx.planner.space import (
-    EXPERTS,
+    DEGREES,
     MEMORY,
+    SCHEDULES,
+    SHARDINGS,
+    SWITCHES,
     Choices,
     Limits,
     Rows,
     Sharding,
     choices,
     meshes,
-    refuse_schedules,
     shardings,
     space,
 )
-from phalanx.planner.unit_tables import BlockTables, Seconds, UnitTables
-from phalanx.planner.units import Units, weights_shown
+from phalanx.planner.unit_tables import BlockTables, UnitTables
 from phalanx.planner.workload import Workload
-from phalanx.schedules.formulas import Peaks, Pipes
-from phalanx.schedules.formulas import Seconds as StageSeconds
 
 BLOCK = 1 << 16  # layouts at once: their columns stay in the cache
 
@@ -72,7 +58,7 @@ class Block(NamedTuple):
     """Some rows with one ZeRO stage, and their prices; tables are of shape (rows, shardings)."""
 
     rows: Rows
-    sharding: Sharding
+    group: Group
     seconds: Floats
     peaks: Floats
     fits: Booleans
@@ -83,45 +69,6 @@ class Smallest(NamedTuple):
 
     layout: Layout
     bytes: float
-
-
-@dataclass(frozen=True)
-class Group:
-    """What depends on degrees, sharding and blocks of a rank alone: a small table of its own.
-
-    Attributes:
-        sharding: the ways to shard.
-        state: bytes that stay, for each kind of rank.
-        whole: units that are whole, for each kind of rank.
-        kept: parameters that the optimizer of the busiest rank moves.
-        around: seconds of what ZeRO sends around each unit; none where it sends nothing there.
-        exchange: what is sent once a step.
-        allowed: whether experts can be spread so.
-    """
-
-    sharding: Sharding
-    state: tuple[Floats, ...]
-    whole: tuple[WholeUnits, ...]
-    kept: Floats
-    around: dict[UnitName, Passes]
-    exchange: Exchange
-    allowed: Booleans
-
-
-class Few(NamedTuple):
-    """What rows have in common, once for each that differs: the table behind `Group`.
-
-    Attributes:
-        table: columns of shape (few, 1).
-        variant: of each, of shape (few,).
-        blocks: of each kind of rank.
-        params: of each unit.
-    """
-
-    table: Table
-    variant: Integers
-    blocks: tuple[PipelineRanks, ...]
-    params: ParameterCounts
 
 
 class Sized(NamedTuple):
@@ -176,22 +123,25 @@ class Sweep:
                 continue
             if units is None:
                 units = UnitTables.of(self.where, self._meshes)
-            pipes = Pipelines.of(self, few, units)
+            pipes = self._pipelines(few, units)
             least = pipes.seconds(pipes.inner)[:, 0]
             for group in groups:
-                yield from self._block(pipes, group, least)
+                yield from self._block(few, pipes, group, least)
 
     def smallest(self) -> Smallest | None:
         """The layout that needs the least memory; None if everything is refused before."""
         best: Smallest | None = None
         for sized, groups in self._sized():
             for group in groups:
-                peaks = np.where(group.allowed[sized.group], self._peaks(sized, group), np.inf)
-                row, shard = np.unravel_index(int(peaks.argmin()), peaks.shape)
-                if peaks[row, shard] < (np.inf if best is None else best.bytes):
-                    size = int(group.sharding.shards[0, shard])
-                    layout = self.where.layout(sized.rows, int(row), group.sharding.zero, size)
-                    best = Smallest(layout, float(peaks[row, shard]))
+                allowed = group.allowed(sized.group)
+                found = np.where(
+                    allowed, peaks(self.request, sized.ranks, group, sized.group), np.inf
+                )
+                row, shard = np.unravel_index(int(found.argmin()), found.shape)
+                if found[row, shard] < (np.inf if best is None else best.bytes):
+                    size = int(group.shards[0, shard])
+                    layout = self.where.layout(sized.rows, int(row), int(group.zero[0, 0]), size)
+                    best = Smallest(layout, float(found[row, shard]))
         return best
 
     def _sized(self) -> Iterator[tuple[Sized, list[Group]]]:
@@ -202,8 +152,8 @@ class Sweep:
         more = choices(self.where, rows)
         weights = more.weights(rows)
         self.considered = int(weights.sum())
-        rules = ((rule.reason, rule.refuses(rows.table)) for rule in self.where.rules)
-        rows = self._sieve(rows, weights, rules)
+        found = self.where.refused(rows.table, frozenset(), DEGREES)
+        rows = self._sieve(rows, weights, found)
         self._meshes = rows = replace(rows, mesh=np.arange(len(rows)))
         if not len(rows):
             return
@@ -219,11 +169,20 @@ class Sweep:
         """The rows of one dp, in blocks."""
         rows = more.add_schedules(rows)
         weights = more.weights_of_schedules(rows)
-        rows = more.add_switches(self._sieve(rows, weights, refuse_schedules(self.where, rows)))
+        known = DEGREES
+        rows = self._sieve(rows, weights, self.where.refused(rows.table, known, SCHEDULES))
+        rows, known = more.add_switches(rows), known | SCHEDULES
+        ways = np.full(len(rows), sum(option.shards.size for option in options))
+        rows = self._sieve(rows, ways, self.where.refused(rows.table, known, SWITCHES))
         if not len(rows):
             return
         few, place = self._few(rows)
-        groups = [self._group(few, option) for option in options]
+        groups = [
+            Group.of(self.request, few, (np.array([[option.zero]]), option.shards), SHARDINGS)
+            for option in options
+        ]
+        possible = self._possible(groups, place)
+        rows, place = rows.take(possible), place[possible]
         step = max(BLOCK // max(option.shards.size for option in options), 1)
         for first in range(0, len(rows), step):
             which = np.arange(first, min(first + step, len(rows)))
@@ -239,67 +198,27 @@ class Sweep:
             left &= ~refused
         return rows if left.all() else rows.take(left)
 
+    def _possible(self, groups: Sequence[Group], place: Integers) -> Booleans:
+        """Which rows can be sharded in some way; all ways of the others are refused."""
+        some = np.zeros(int(place.max(initial=-1)) + 1, dtype=np.bool_)
+        for group in groups:
+            some |= group.allowed(np.arange(len(some))).any(axis=1)
+        gone = place[~some[place]]
+        for group in groups:
+            for reason, clashes in group.refused.items():
+                self.refused[reason] += int(clashes[gone].sum())
+        found: Booleans = some[place]
+        return found
+
     def _few(self, rows: Rows) -> tuple[Few, Integers]:
         """What rows have in common, and the place of each row among it."""
         table = rows.table
         first, place = different([table.tp, table.cp, table.ep, table.sp * 1, rows.variant])
         some = rows.take(first)
-        tall, kinds = some.table.tall, self.kinds.kinds(some.variant)
-        blocks = tuple(self.kinds.blocks_of(some.variant, kind).tall for kind in range(kinds))
-        params = ParameterCounts.of(tall, blocks[0].together)
-        return Few(tall, some.variant, blocks, params), place
-
-    def _group(self, few: Few, sharding: Sharding) -> Group:
-        """Bytes of parameters and seconds of the data axis, for some ways to shard."""
-        request, zero = self.request, np.array([[sharding.zero]])
-        framework = request.framework
-        table = replace(few.table, zero=zero, shards=sharding.shards)
-        held = [
-            ParameterMemory(table, blocks, few.params, framework.stack, zero)
-            for blocks in few.blocks
-        ]
-        ends = Holdings({}, self.kinds.copies[few.variant][:, None], few.blocks[0].together > 0)
-        messages = messages_of(table, framework, axes=_of_step(request), held=ends)
-        routes = Routes(table, framework, request.fabric)
-        units = Units(request, table, few.params, messages, routes)
-        first = few.blocks[0]
-        counts = {
-            "embedding": first.first,
-            "dense block": first.dense,
-            "routed block": first.routed,
-            "head": first.last,
-        }
-        kept = [h.parameters_kept if sharding.zero else h.shared + h.experts for h in held]
-        fits = True
-        if framework.sends_as_ledger and request.shape.is_moe:
-            fits = sharding.shards * table.cp % table.ep == 0
-        shape = (len(few.variant), sharding.shards.size)
-        return Group(
-            sharding=sharding,
-            state=tuple(np.broadcast_to(sum(h.state), shape) for h in held),
-            whole=tuple(h.whole_units for h in held),
-            kept=np.broadcast_to(reduce(np.maximum, kept), shape),
-            around={unit: units.around(unit) for unit in _UNITS if sharding.zero >= 2},
-            exchange=StepMessages(messages, counts, routes).exchange(self._units_of(few)),
-            allowed=np.broadcast_to(fits, shape),
-        )
-
-    def _units_of(self, few: Few) -> Column:
-        """How many units the stages of the first rank have."""
-        dense, routed = self.kinds.first_dense, self.kinds.first_routed
-        first = 1 + dense[few.variant] + routed[few.variant]
-        return (first[:, None] + (few.table.pp == 1)) * few.table.v
+        return Few.of(self.kinds, some.table.tall, some.variant), place
 
     def _size(self, rows: Rows, place: Integers, few: Few) -> Sized:
-        table, of_block = rows.table, self._blocks.blocks(rows)
-        params, sizes = few.params.take(place), Peaks(table.pp, table.m, table.v, table.pp)
-        ranks = []
-        for kind in range(self.kinds.kinds(rows.variant)):
-            blocks = self.kinds.blocks_of(rows.variant, kind).tall
-            in_flight = self.kinds.in_flight(rows.variant, kind, sizes)[:, None]
-            held = ActivationMemory(of_block.table, blocks, params, in_flight, of_block)
-            ranks.append(PlainMoments.of(held))
-        return Sized(rows, place, tuple(ranks))
+        return Sized(rows, place, plain_moments(few, self._blocks.blocks(rows), place))
 
     def _fitting(self, sized: Sized, groups: Sequence[Group]) -> Sized:
         """What no way to shard would make fit is refused, with all of them."""
@@ -310,122 +229,36 @@ class Sweep:
             least = here if least is None else np.maximum(least, here)
         assert least is not None, "every row has a rank"
         fits = np.flatnonzero(least[:, 0] <= self.request.capacity)
-        ways = sum(group.sharding.shards.size for group in groups)
+        ways = sum(group.shards.size for group in groups)
         self.refused[MEMORY] += ways * (len(least) - len(fits))
         return sized if len(fits) == len(least) else sized.take(fits)
 
-    def _peaks(self, sized: Sized, group: Group) -> Floats:
-        """Bytes of the worst rank, of shape (rows, shardings)."""
-        worst, stack = None, self.request.framework.stack
-        for kind, rank in enumerate(sized.ranks):
-            whole = group.whole[kind].take(sized.group)
-            here = rank.peak(whole, group.state[kind][sized.group], stack)
-            worst = here if worst is None else np.maximum(worst, here)
-        result: Floats = np.asarray(worst)
-        return result
+    def _pipelines(self, sized: Sized, units: UnitTables) -> Pipelines:
+        """The rows, with the seconds of their units looked up."""
+        rows = sized.rows
+        inner = units.seconds(rows, self.kinds.blocks.together[rows.variant, 0])
+        hop = units.hops(rows)
+        table = rows.table.tall
+        return Pipelines(self.request, self.kinds, table, rows.variant, sized.group, inner, hop)
 
-    def _block(self, pipes: "Pipelines", group: Group, least: Floats) -> Iterator[Block]:
-        sized = pipes.sized
-        peaks, allowed = self._peaks(sized, group), group.allowed[sized.group]
-        self.refused[EXPERTS] += int(allowed.size - allowed.sum())
-        fits = (peaks <= self.request.capacity) & allowed
+    def _block(
+        self, sized: Sized, pipes: Pipelines, group: Group, least: Floats
+    ) -> Iterator[Block]:
+        found, allowed = (
+            peaks(self.request, sized.ranks, group, sized.group),
+            group.allowed(sized.group),
+        )
+        for reason, clashes in group.refused.items():
+            self.refused[reason] += int(clashes[sized.group].sum())
+        fits = (found <= self.request.capacity) & allowed
         self.feasible += int(fits.sum())
         self.refused[MEMORY] += int(allowed.sum() - fits.sum())
         rows = np.flatnonzero(fits.any(axis=1) & (least < self.bar))
         if len(rows):
             few = pipes if len(rows) == len(fits) else pipes.take(rows)
             seconds = few.step_seconds(group)
-            yield Block(few.sized.rows, group.sharding, seconds, peaks[rows], fits[rows])
-
-
-@dataclass(frozen=True)
-class Pipelines:
-    """Rows whose seconds are asked for.
-
-    Attributes:
-        sweep: where they come from.
-        sized: the rows.
-        inner: one micro-batch through each unit, but for what ZeRO sends around it.
-        hop: seconds to carry one tensor to another rank, of shape (rows, 1).
-    """
-
-    sweep: Sweep
-    sized: Sized
-    inner: Seconds
-    hop: Floats
-
-    @classmethod
-    def of(cls, sweep: Sweep, sized: Sized, units: UnitTables) -> "Pipelines":
-        """Look the seconds of units up."""
-        together = sweep.kinds.blocks.together[sized.rows.variant, 0]
-        inner = units.seconds(sized.rows, together)
-        return cls(sweep, sized, inner, units.hops(sized.rows))
-
-    def take(self, which: Integers) -> "Pipelines":
-        """Some of the rows."""
-        sized = self.sized._replace(
-            rows=self.sized.rows.take(which), group=self.sized.group[which], ranks=()
-        )
-        inner = {unit: Passes(*(c[which] for c in passes)) for unit, passes in self.inner.items()}
-        return Pipelines(self.sweep, sized, inner, self.hop[which])
-
-    def seconds(self, units: Seconds) -> Floats:
-        """From the first forward to the last backward, with such seconds of each unit."""
-        sweep, rows, table = self.sweep, self.sized.rows, self.sized.rows.table.tall
-        shape = sweep.request.shape
-        every = units["dense block"].times(shape.layers - shape.moe_layers)
-        if shape.is_moe:
-            every = every.plus(units["routed block"].times(shape.moe_layers))
-        every = every.plus(units["embedding"]).plus(units["head"])
-        stage = every.times(1 / (table.pp * table.v))
-        totals = {unit: passes.total for unit, passes in units.items()}
-        pipes = Pipes(
-            p=table.pp.astype(np.float64),
-            m=table.m.astype(np.float64),
-            v=table.v.astype(np.float64),
-            passes=StageSeconds(*stage),
-            worst=busiest(sweep.kinds, rows.variant, totals),
-            total=every.total,
-            hop=self.hop,
-        )
-        return sweep.kinds.makespans(pipes, rows.variant)
-
-    def step_seconds(self, group: Group) -> Floats:
-        """One optimizer step, of shape (rows, shardings)."""
-        request, place = self.sweep.request, self.sized.group
-        table, units = self.sized.rows.table.tall, dict(self.inner)
-        for unit, around in group.around.items():
-            if unit in units:
-                sent = Passes(*(some_rows(column, place) for column in around))
-                units[unit] = units[unit].plus(weights_shown(request, units[unit], sent))
-        exchange = group.exchange.take(place)
-        body = self.seconds(units) + optimizer_seconds(request, table, group.kept[place])
-        for shown in exchange.shown(request, self._budget(units)).values():
-            body = body + shown
-        lasts: Floats = body + with_jitter(request, table, body)
-        return lasts
-
-    def _budget(self, units: Seconds) -> OverlapBudget:
-        """One micro-batch on the first rank; only the first of its stages counts, v times."""
-        kinds, variant = self.sweep.kinds, self.sized.rows.variant
-        table = self.sized.rows.table.tall
-        dense, routed = kinds.first_dense[variant][:, None], kinds.first_routed[variant][:, None]
-        alone = (table.pp == 1) * 1
-        first = units["dense block"].times(dense).plus(units["embedding"])
-        first = first.plus(units["head"].times(alone))
-        if "routed block" in units:
-            first = first.plus(units["routed block"].times(routed))
-        return OverlapBudget(first.times(table.v), (1 + dense + routed + alone) * table.v)
-
-
-_UNITS: tuple[UnitName, ...] = ("embedding", "dense block", "routed block", "head")
-
-
-def _of_step(request: Request) -> tuple[str, ...]:
-    """The axes that send something once a step."""
-    if not request.framework.sends_as_ledger:
-        return ("data",)
-    return ("data", "tensor", "pipeline", "precision", "expert", "world")
+            some = sized.rows.take(rows)
+            yield Block(some, group, seconds, found[rows], fits[rows])
 
 
 def _from_the_middle(values: list[int]) -> list[int]:

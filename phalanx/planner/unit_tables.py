@@ -97,7 +97,6 @@ class UnitTables:
         names += ["routed block"] if "routed block" in self.units else []
         return {**{name: Passes(*of(name)) for name in names}, "head": Passes(*head)}
 
-
     def hops(self, rows: Rows) -> Floats:
         """Seconds to carry one tensor to the next rank, of shape (rows, 1)."""
         found: Floats = self.hop[rows.mesh, rows.table.sp * 1][:, None]
@@ -166,7 +165,9 @@ class _Kernels:
         first, self.place = different(keys)
         small = _spread(where, table.take(first))
         units = self._units(small, together=0)
-        self.loads = {unit: _load(units, unit) for unit in _units_of(where)}
+        self.loads: dict[str, tuple[Floats, Floats, Floats]] = {
+            unit: _load(units, unit) for unit in _units_of(where)
+        }
         self.loads["tied head"] = _load(self._units(small, together=1), "head")
 
     def _units(self, table: Table, *, together: int) -> Units:
@@ -180,12 +181,13 @@ class _Kernels:
         """Add the messages between blocks, and wait for kernels to be launched."""
         workload, units = self._where.workload, self._units(table, together=0)
         shape = (len(place), 2, len(self._where.modes))
-        found = {}
+        found: dict[str, Floats] = {}
         for name, columns in self.loads.items():
             rest, attention, launches = (Passes(*part[:, place]) for part in columns)
             load = Load({_REST: rest, ATTENTION: attention}, {}, launches)
-            if name.endswith("block"):
-                load = units.with_messages(name, load, _BETWEEN)  # type: ignore[arg-type]  # a unit
+            unit: UnitName = "routed block" if name == "routed block" else "dense block"
+            if name == unit:
+                load = units.with_messages(unit, load, _BETWEEN)
             total = added_up(load.terms.values()).plus(starved(workload, load))
             found[name] = np.stack([np.broadcast_to(column, shape) for column in total])
         return found
@@ -198,24 +200,9 @@ def _units_of(where: Space) -> list[UnitName]:
 
 def _spread(where: Space, table: Table) -> Table:
     """The same meshes with sp off and on, and every recomputation: of shape (meshes, 2, modes)."""
+    sp = np.array([False, True]).reshape(1, -1, 1) & (table.tp.reshape(-1, 1, 1) > 1)
     modes = Choice(where.modes, np.arange(len(where.modes)).reshape(1, 1, -1))
-    sp = np.array([False, True]).reshape(1, -1, 1)
-    tall = table.tall
-    columns = {
-        name: value[:, :, None]
-        for name in ("dp", "pp", "tp", "cp", "ep", "mb", "zero", "logits", "shards", "v")
-        for value in [getattr(tall, name)]
-    }
-    switches = {
-        name: getattr(tall, name)[:, :, None] for name in ("reshard", "compile", "optimistic")
-    }
-    choices = {
-        name: Choice(kind.values, kind.codes[:, :, None])
-        for name in ("schedule", "offload", "context", "stages")
-        for kind in [getattr(tall, name)]
-    }
-    sp = sp & (columns["tp"] > 1)
-    return replace(table, sp=sp, recompute=modes, **columns, **switches, **choices)
+    return replace(table.of_shape(-1, 1, 1), sp=sp, recompute=modes)
 
 
 def _load(units: Units, unit: UnitName) -> tuple[Floats, Floats, Floats]:

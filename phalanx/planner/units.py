@@ -239,9 +239,7 @@ class Units:
         host = self.workload.fabric.host
         size = np.where(self._away, routed if unit == "routed block" else dense, 0.0)
         lasts = np.where(size > 0, host.latency + size / host.bandwidth, 0.0)
-        return Passes(
-            np.maximum(lasts - busy.F, 0.0), np.maximum(lasts - busy.backward, 0.0)
-        )
+        return Passes(np.maximum(lasts - busy.F, 0.0), np.maximum(lasts - busy.backward, 0.0))
 
 
 _BLOCKS = ("dense block", "routed block")
@@ -265,9 +263,7 @@ def weights_shown(workload: Workload, busy: Passes, around: Passes) -> Passes:
         busy: seconds of the unit.
         around: seconds of its messages in forward and in backward.
     """
-    return Passes(
-        exposed(workload, around.F, busy.F), exposed(workload, around.I, busy.backward)
-    )
+    return Passes(exposed(workload, around.F, busy.F), exposed(workload, around.I, busy.backward))
 
 
 def hop_seconds(messages: Iterable[UnitMessage], routes: Routes) -> Column:

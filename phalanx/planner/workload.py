@@ -6,18 +6,19 @@ from functools import cached_property
 
 from phalanx.catalog.sustained import sustained
 from phalanx.core.cluster import Cluster
-from phalanx.core.errors import RefusedError, UsageError, divisors, shorten
+from phalanx.core.errors import RefusedError, UsageError, divisors
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.precision import BF16, Precision
 from phalanx.core.recompute import FULL, NONE, SELECTIVE, Recompute
-from phalanx.core.run import Recipe
+from phalanx.core.run import Recipe, Run
 from phalanx.core.sustained import Sustained
+from phalanx.cost import refusals
 from phalanx.cost.compute import Machine
 from phalanx.cost.framework import PHALANX, Framework
 from phalanx.cost.links import Fabric
 from phalanx.cost.table import Table
-from phalanx.schedules.layouts import chunks, layers_of_stages, spec_of
+from phalanx.schedules.layouts import is_asynchronous, spec_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,20 +142,14 @@ def refuse(workload: Workload, layout: Layout) -> None:
     Raises:
         RefusedError: with the numbers that clash, and what works.
     """
-    shape, cluster = workload.shape, workload.cluster
-    if layout.ranks != cluster.count:
-        raise RefusedError(_wrong_product(layout, cluster.count))
+    if layout.ranks != workload.cluster.count:
+        raise RefusedError(_wrong_product(layout, workload.cluster.count))
     _ = workload.machine
-    _refuse_heads(shape, layout)
-    _refuse_experts(shape, layout)
-    if workload.seq % layout.cp:
-        raise RefusedError(
-            f"a sequence of {workload.seq} tokens cannot be cut over cp={layout.cp}; "
-            f"cp can be {shorten(divisors(workload.seq))}"
-        )
     refuse_unpriced(layout)
-    layers_of_stages(layout, shape.layers)
-    layout.micro_batches(workload.batch)
+    clip = 0.0 if is_asynchronous(layout) else 1.0
+    recipe = Recipe(seq=workload.seq, batch=workload.batch, clip=clip)
+    run = Run(model=workload.shape, layout=layout, recipe=recipe)
+    refusals.refuse(run, ours=workload.framework.sends_as_ledger)
 
 
 def refuse_unpriced(layout: Layout) -> None:
@@ -170,11 +165,6 @@ def refuse_unpriced(layout: Layout) -> None:
             f"schedule={layout.schedule}: the planner prices schedules that say what they hold in "
             f"flight, {layout.schedule} does not; `phalanx schedule` times its rows"
         )
-    if not spec.chunks.hold(chunks(layout)):
-        raise RefusedError(
-            f"schedule={layout.schedule} needs v to be {spec.chunks}, not v={chunks(layout)}; use "
-            f"v={spec.chunks.nearest(chunks(layout))}, or a schedule that leaves v open"
-        )
 
 
 def _wrong_product(layout: Layout, count: int) -> str:
@@ -185,29 +175,3 @@ def _wrong_product(layout: Layout, count: int) -> str:
         f"dp={layout.dp} x pp={layout.pp} x cp={layout.cp} x tp={layout.tp} is {layout.ranks} "
         f"ranks, and the cluster has {count} devices; use {hint}"
     )
-
-
-def _refuse_heads(shape: ModelShape, layout: Layout) -> None:
-    if shape.heads % layout.tp:
-        raise RefusedError(
-            f"{shape.heads} heads cannot be split over tp={layout.tp}; "
-            f"tp can be {shorten(divisors(shape.heads))}"
-        )
-
-
-def _refuse_experts(shape: ModelShape, layout: Layout) -> None:
-    if layout.ep == 1:
-        return
-    if not shape.is_moe:
-        raise RefusedError(f"ep={layout.ep}, but {shape.name} has no experts; use ep=1")
-    if shape.experts % layout.ep:
-        raise RefusedError(
-            f"{shape.experts} experts cannot be split over ep={layout.ep}; "
-            f"ep can be {shorten(divisors(shape.experts))}"
-        )
-    ranks = layout.dp * layout.cp * layout.tp
-    if ranks % layout.ep:
-        raise RefusedError(
-            f"ep={layout.ep} must divide dp x cp x tp = {ranks}; "
-            f"ep can be {shorten(divisors(ranks))}"
-        )

@@ -26,7 +26,7 @@ from phalanx.core.message import Collective
 from phalanx.cost.holdings import Share
 from phalanx.cost.messages.unit import Among, Behind, Pass, Setting, UnitMessage, padded
 from phalanx.cost.params import UnitSize, is_apart, parameters_of
-from phalanx.cost.table import Booleans, Integers
+from phalanx.cost.table import Booleans, Floats, Integers
 
 
 def messages(setting: Setting) -> Iterator[UnitMessage]:
@@ -86,7 +86,7 @@ class _Unit(NamedTuple):
     def message(
         self,
         sent: tuple[Collective, str, Among],
-        elements: Integers,
+        elements: Integers | Floats,
         times: Integers,
         when: Pass,
         share: Share = "all",

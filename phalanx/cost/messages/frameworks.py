@@ -61,7 +61,7 @@ def messages_of(
     if framework.sends_as_ledger:
         return messages(setting(table, held=held), axes)
     plain = _as_others_cut(table)
-    where = replace(setting(plain, held=held), wide=framework.gradient, pads=False)
+    where = replace(setting(plain, held=held), wide=int(framework.gradient), pads=False)
     found = [each for each in messages(where, axes) if each.purpose not in _SMALL]
     wide = framework.gradient
     return list(_joined(each for sent in found for each in _changed(plain, wide, sent)))
@@ -115,10 +115,10 @@ def _joined(found: Iterable[UnitMessage]) -> Iterator[UnitMessage]:
             yield sent
             continue
         key = (sent.unit, sent.purpose, sent.collective, sent.among, sent.when, sent.share)
-        size = sent.bytes * (sent.times > 0)
-        before = units.get(key)
-        if before is not None:
-            size = size + before.bytes
-            sent = replace(sent, times=np.maximum(sent.times, before.times))
-        units[key] = replace(sent, bytes=size)
+        before = units.get(key, replace(sent, bytes=0 * sent.bytes))
+        units[key] = replace(
+            sent,
+            bytes=before.bytes + sent.bytes * (sent.times > 0),
+            times=np.maximum(sent.times, before.times),
+        )
     yield from units.values()

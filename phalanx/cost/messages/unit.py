@@ -89,7 +89,7 @@ class Setting:
     at: Coordinates
     held: Holdings
     element: int
-    wide: float
+    wide: int
     pads: bool = True
 
     @cached_property

@@ -105,9 +105,7 @@ def predict_all(rows: Iterable[Row]) -> list[Prediction]:
 
 def _priced(run: PublishedRun, index: int) -> Priced:
     layout = run.layouts[index]
-    return Priced(
-        *workload_of(run.shape, run.cluster, layout, run.seq, run.batch, run.framework)
-    )
+    return Priced(*workload_of(run.shape, run.cluster, layout, run.seq, run.batch, run.framework))
 
 
 def _one_layer(run: PublishedRun) -> Prediction:

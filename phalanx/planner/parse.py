@@ -8,7 +8,8 @@ from phalanx.core.errors import RefusedError, UsageError, divisors, shorten, unk
 from phalanx.core.layout import Layout
 from phalanx.core.recompute import MODES
 from phalanx.core.units import show_count
-from phalanx.planner.space import COMPLETE as VARIED, SEARCHED, Limits
+from phalanx.planner.space import COMPLETE as VARIED
+from phalanx.planner.space import SEARCHED, Limits
 from phalanx.schedules.registry import find_schedule
 
 NEAR = 0.05  # share by which a step that is no whole number of sequences may be rounded
