@@ -20,11 +20,13 @@ from phalanx.planner.estimate import Priced
 from phalanx.planner.prices import Group
 from phalanx.planner.space import Rows, Space
 from phalanx.planner.sweep import Request
-from phalanx.schedules.layouts import chunks
+from phalanx.schedules.layouts import chunks, spec_of
 
 CLOSE = 1.5  # a layout this much slower than the best so far is no candidate
 MOST_PRICED = 60  # exact prices at the most, in one search
 MARGIN = 1.015  # a closed formula may be so much too high, and its layout still the best
+LIKE = 0.01  # share of a step by which layouts may differ that do the same with other names
+PLAIN = 3  # schedules with a whole backward that are priced exactly, to say what splitting it buys
 EQUAL = 1e-6  # prices in 32 bits that differ by less are the same
 
 
@@ -57,10 +59,13 @@ class Ranked:
     Attributes:
         rank: its place among all layouts that fit, from 1.
         estimate: its price.
+        alike: the best of other meshes that do the same with other names: ranks moved between dp
+            and cp, with micro-batches that make up for it.
     """
 
     rank: int
     estimate: Estimate
+    alike: tuple[Layout, ...] = ()
 
     @property
     def mesh(self) -> Mesh:
@@ -130,9 +135,16 @@ def by_seconds(candidate: Candidate) -> tuple[float, int]:
 
 
 class Decision(NamedTuple):
-    """The best of each of the best meshes, fastest first, and the corrected prices of all."""
+    """The best of each of the best meshes, fastest first, and the corrected prices of all.
+
+    Attributes:
+        ranked: like ones stand under the simplest.
+        plain: the best whose schedule does not split the backward, where that of the first does.
+        seconds: corrected, ascending.
+    """
 
     ranked: tuple[Ranked, ...]
+    plain: Ranked | None
     seconds: NDArray[np.float32]
 
 
@@ -149,11 +161,26 @@ def decide(request: Request, candidates: Sequence[Candidate], prices: Prices) ->
         final.price(next_one)
     corrected = np.sort(prices.seconds * final.ratios[prices.variants].astype(np.float32))
     ranked: list[Ranked] = []
-    for best in sorted(final.best.values(), key=by_seconds)[: request.top]:
+    for first, *others in final.groups()[: request.top]:
         before = ranked[-1].rank if ranked else 0
-        rank = max(rank_among(corrected, best.seconds), before + 1) if ranked else 1
-        ranked.append(Ranked(rank, final.priced[best.layout].estimate()))
-    return Decision(tuple(ranked), corrected)
+        rank = max(rank_among(corrected, first.seconds), before + 1) if ranked else 1
+        alike = tuple(other.layout for other in others)
+        ranked.append(Ranked(rank, final.priced[first.layout].estimate(), alike))
+    return Decision(tuple(ranked), _plain(final, ranked, corrected), corrected)
+
+
+def _plain(
+    final: "_Final", ranked: Sequence[Ranked], seconds: NDArray[np.float32]
+) -> Ranked | None:
+    """The best schedule that leaves the backward whole, where the first of all does not."""
+    if not ranked or not spec_of(ranked[0].estimate.layout).splits_backward:
+        return None
+    whole = [c for c in final.candidates if not spec_of(c.layout).splits_backward][:PLAIN]
+    if not whole:
+        return None
+    found = [Priced(final.request, candidate.layout) for candidate in whole]
+    best = min(found, key=lambda priced: priced.step_seconds()).estimate()
+    return Ranked(rank_among(seconds, best.step_seconds), best)
 
 
 def rank_among(seconds: NDArray[np.float32], step_seconds: float) -> int:
@@ -189,9 +216,23 @@ class _Final:
 
     def _bar(self) -> float:
         """Seconds of the last mesh that is wanted; infinite until there are as many."""
-        known = sorted(best.seconds for best in self.best.values())
+        known = [group[0].seconds for group in self.groups()]
         top = self.request.top
         return known[top - 1] if len(known) >= top else float("inf")
+
+    def groups(self) -> list[list[Candidate]]:
+        """The best of each mesh, fastest first; like ones together, the simplest in front."""
+        groups: dict[tuple[object, ...], list[Candidate]] = {}
+        for best in sorted(self.best.values(), key=by_seconds):
+            layout = best.layout
+            same = (layout.pp, layout.tp, layout.ep, layout.schedule, chunks(layout))
+            groups.setdefault((*same, layout.dp * layout.cp), []).append(best)
+        found = []
+        for members in groups.values():
+            near = [c for c in members if c.seconds <= members[0].seconds * (1 + LIKE)]
+            found.append(sorted(near, key=lambda c: (c.layout.cp, c.layout.mb)))
+            found += [[c] for c in members if c not in near]
+        return sorted(found, key=lambda group: by_seconds(group[0]))
 
     def price(self, place: int) -> None:
         """Price one candidate exactly."""

@@ -1,7 +1,7 @@
 """Finds the best layout: looks at all that divide, counts what is refused, prices the rest.
 
-Bytes and seconds of all layouts are computed by column (`planner/sweep.py`); more keys are varied on
-the fastest (`planner/refine.py`); the fastest of every mesh are then priced one by one by
+Bytes and seconds of all layouts are computed by column (`planner/sweep.py`); more keys are varied
+on the fastest (`planner/refine.py`); the fastest of every mesh are then priced one by one by
 `estimate`, which decides about their order (`planner/rerank.py`).
 """
 
@@ -41,6 +41,7 @@ class Found:
         seconds: of those that are no slower than `bar`, ascending, by the closed formulas.
         bar: seconds.
         ranked: the best layout of each mesh, fastest first; empty where none fits.
+        plain: the best whose schedule does not split the backward, if the first is none.
     """
 
     request: Request
@@ -50,6 +51,7 @@ class Found:
     seconds: NDArray[np.float32]
     bar: float
     ranked: tuple[Ranked, ...]
+    plain: Ranked | None = None
 
     def rank(self, price: Estimate) -> int:
         """The place that a layout with this price has among all that fit.
@@ -94,6 +96,7 @@ def search(request: Request) -> Found:
         seconds=decision.seconds,
         bar=sweep.bar,
         ranked=decision.ranked,
+        plain=decision.plain,
     )
 
 

@@ -123,8 +123,10 @@ class Space:
 
     @cached_property
     def modes(self) -> tuple[Recompute, ...]:
-        """Recomputations that are looked at completely: those of the papers."""
-        return tuple(mode for mode in MODES if mode in self.limits.get("recompute", MODES))
+        """Recomputations that are looked at completely: those of the papers, or what is settled."""
+        asked = self.limits.get("recompute", frozenset(MODES))
+        others = (mode for mode in sorted(asked, key=str) if isinstance(mode, Recompute))
+        return tuple(mode for mode in MODES if mode in asked) or tuple(others)
 
     def values(self, key: str) -> list[int]:
         """The degrees of tp or ep that the model can be cut into, ascending."""
