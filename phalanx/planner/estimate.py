@@ -33,7 +33,7 @@ from phalanx.planner.data_axis import (
     with_jitter,
 )
 from phalanx.planner.pipeline import Pipeline, stage_counts
-from phalanx.planner.units import SentMessage, Units, UnitSeconds, hop_seconds
+from phalanx.planner.units import UPDATES, SentMessage, Units, UnitSeconds, hop_seconds
 from phalanx.planner.workload import Workload, workload_of
 from phalanx.schedules.layouts import chunks, placement, spec_of
 
@@ -151,7 +151,8 @@ class Priced:
         """And their parameters."""
         held = self.activations
         zero = self.table.zero_stage
-        return ParameterMemory(self.table, held.blocks, held.params, held.stack, zero)
+        stashed = held.in_flight - 1 if self.is_asynchronous else 0
+        return ParameterMemory(self.table, held.blocks, held.params, held.stack, zero, stashed)
 
     @cached_property
     def units(self) -> dict[UnitName, UnitSeconds]:
@@ -167,7 +168,26 @@ class Priced:
     @cached_property
     def pipeline(self) -> Pipeline:
         """The stages, ready to be played."""
-        return Pipeline.of(self.layout, self.m, self.units, self.counts, self.hop)
+        found = Pipeline.of(self.layout, self.m, self.units, self.counts, self.hop)
+        if not self.is_asynchronous:
+            return found
+        update = np.stack([np.zeros(self.layout.pp)] * 2 + [self._updates()])
+        return replace(found, terms={**found.terms, UPDATES: update})
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether every micro-batch moves the weights (PipeDream)."""
+        return spec_of(self.layout).asynchronous
+
+    def _updates(self) -> Floats:
+        """Seconds in which each rank moves the weights of its one stage; nothing hides them."""
+        moved = optimizer_seconds(self.workload, self.table, self._kept())
+        sent = []
+        for rank in range(self.layout.pp):
+            exchange = StepMessages(self.sends, self._counts_of(rank), self.routes).exchange(1)
+            sent.append(float(np.max(exchange.reduce + exchange.gather)))
+        found: Floats = np.broadcast_to(moved, (self.layout.pp,)) + np.array(sent)
+        return found
 
     def rank_bytes(self) -> Iterator[RankBytes]:
         """Bytes of every pipeline rank at its worst moment."""
@@ -190,7 +210,10 @@ class Priced:
         v = chunks(self.layout)
         units = max(first * v, 1)
         budget = OverlapBudget(Passes(*(self.pipeline.total[:, 0] * v)), units)
-        shown = self.step_messages.exchange(units).shown(self.workload, budget)
+        exchange = self.step_messages.exchange(units)
+        if self.is_asynchronous:  # gradients and weights travel with every micro-batch
+            exchange = exchange._replace(reduce=0.0, gather=0.0)
+        shown = exchange.shown(self.workload, budget)
         return {name: float(np.max(seconds)) for name, seconds in shown.items()}
 
     def _counts_of(self, rank: int) -> dict[UnitName, int]:
@@ -202,18 +225,20 @@ class Priced:
         parts = tuple(Term(n, s, worth=s) for n, s in self.shown.items() if s)
         if parts:
             yield Term("data axis", children=parts, worth=sum(part.seconds for part in parts))
-        kept = self.parameters_kept
+        if self.is_asynchronous:
+            return
+        kept = float(np.max(self._kept()))
         time = float(np.max(optimizer_seconds(self.workload, self.table, kept)))
         each = self.workload.framework.optimizer_bytes
         reason = f"{each:g} bytes for each of {kept:.3g} parameters"
         yield Term("optimizer", time, worth=time, reason=reason)
 
-    @property
-    def parameters_kept(self) -> float:
-        """Parameters whose state the rank keeps that has most of it."""
+    def _kept(self) -> Floats:
+        """Parameters whose state every rank keeps."""
         held = self.parameters
-        kept = np.where(self.table.zero_stage > 0, held.parameters_kept, held.shared + held.experts)
-        return float(np.max(kept))
+        whole = held.shared + held.experts
+        kept: Floats = np.where(self.table.zero_stage > 0, held.parameters_kept, whole)
+        return kept
 
     def _with_jitter(self, body: Term) -> Term:
         """Add what replicas wait for the slowest."""
@@ -236,7 +261,8 @@ class Priced:
         rank = self.pipeline.busiest
         held = holdings(self.table, rank)
         sent = [each for unit in self.units.values() for each in unit.sent]
-        sent += self.step_messages.sent(self.shown)
+        at_end = StepMessages(self.sends, self._counts_of(rank), self.routes)
+        sent += at_end.sent(self.shown)
         sent += self._hops()
         yield from _added_up(sent, held, self.table.m)
 

@@ -11,6 +11,7 @@ from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe
 from phalanx.cost.blocks import Slice, kernels
 from phalanx.cost.compute import Product
+from phalanx.cost.framework import MEGATRON_CORE
 from phalanx.cost.messages import messages, setting, times_in_step
 from phalanx.cost.operator import (
     BlockOperators,
@@ -26,7 +27,6 @@ from phalanx.cost.operator import (
 )
 from phalanx.cost.operators import blocks, describe
 from phalanx.cost.params import elements, parameters_of, unit_sizes
-from phalanx.cost.practice import MEGATRON_CORE
 from phalanx.cost.saved import OURS, bytes_per_token, saved_by
 from phalanx.cost.table import Table
 
