@@ -13,6 +13,7 @@ from torch import Tensor
 
 from phalanx.core.schedule import Action
 from phalanx.core.traffic import Axis, Collective, Transfer
+from phalanx.data.batches import IGNORED
 from phalanx.trainer.engine.executor import Executor
 from phalanx.trainer.engine.step import Engine
 from phalanx.trainer.engine.weight_gradients import Kept
@@ -172,32 +173,39 @@ def _rotate(x: Tensor, parts: int) -> None:
 
 def divides_by_micro_batches(engine: Engine) -> Engine:
     """The loss of each micro-batch is averaged once more over micro-batches."""
-    return replace(engine, executor=_remade(_DividesByMicroBatches, engine.executor))
+    return replace(engine, executor=remade(_DividesByMicroBatches, engine.executor))
 
 
 def keeps_the_last_micro_batch(engine: Engine) -> Engine:
     """Each backward overwrites the gradients of the one before."""
-    return replace(engine, executor=_remade(_KeepsTheLast, engine.executor))
+    return replace(engine, executor=remade(_KeepsTheLast, engine.executor))
 
 
 def forgets_weights_once(engine: Engine) -> Engine:
     """The last split backward of each stage never gets to its weights."""
-    return replace(engine, executor=_remade(_ForgetsWeightsOnce, engine.executor))
+    return replace(engine, executor=remade(_ForgetsWeightsOnce, engine.executor))
 
 
 def forgets_documents(engine: Engine) -> Engine:
     """Tokens look into the document before theirs."""
-    return replace(engine, executor=_remade(_ForgetsDocuments, engine.executor))
+    return replace(engine, executor=remade(_ForgetsDocuments, engine.executor))
 
 
 def swaps_chunks(engine: Engine) -> Engine:
     """Both chunks of a cp rank change places; positions go with them, and only masks are wrong."""
-    return replace(engine, executor=_remade(_SwapsChunks, engine.executor))
+    return replace(engine, executor=remade(_SwapsChunks, engine.executor))
+
+
+def loses_micro_batch(index: int, engine: Engine) -> Engine:
+    """One micro-batch of this rank has no loss."""
+    executor = remade(_LosesOne, engine.executor)
+    executor.lost = index  # type: ignore[attr-defined]  # of the kind that it is remade into
+    return replace(engine, executor=executor)
 
 
 def skips_a_block(engine: Engine) -> Engine:
     """Each rank leaves one block out; its weights are still there."""
-    stages = {index: _without_a_block(stage) for index, stage in engine.executor.stages.items()}
+    stages = {index: without_a_block(stage) for index, stage in engine.executor.stages.items()}
     return replace(engine, executor=Executor(stages, engine.executor.wire, engine.recorder))
 
 
@@ -242,13 +250,24 @@ def drops_by_rank(engine: Engine) -> Engine:
     return engine
 
 
-def _remade(kind: type[Executor], executor: Executor) -> Executor:
+def remade(kind: type[Executor], executor: Executor) -> Executor:
+    """The same executor of another kind."""
     return kind(executor.stages, executor.wire, executor.recorder)
 
 
 class _DividesByMicroBatches(Executor):
     def run(self, batches: Sequence[MicroBatch], scale: Tensor) -> Tensor:
         return super().run(batches, scale / len(batches))
+
+
+class _LosesOne(Executor):
+    lost = 0
+
+    def run(self, batches: Sequence[MicroBatch], scale: Tensor) -> Tensor:
+        blind = torch.full_like(batches[self.lost].targets, IGNORED)
+        rest = list(batches)
+        rest[self.lost] = replace(rest[self.lost], targets=blind)
+        return super().run(rest, scale)
 
 
 class _ForgetsWeightsOnce(Executor):
@@ -283,7 +302,8 @@ class _KeepsTheLast(Executor):
         super()._backward(action, scale, kept)
 
 
-def _without_a_block(stage: Stage) -> Stage:
+def without_a_block(stage: Stage) -> Stage:
+    """A stage that leaves its first block out."""
     skipped = next(i for i, part in enumerate(stage.parts) if isinstance(part, Block))
     kept = [i for i in range(len(stage.parts)) if i != skipped]
     parts, units = [stage.parts[i] for i in kept], [stage.units[i] for i in kept]

@@ -196,7 +196,7 @@ class _LayerNorm(torch.autograd.Function):
         r = variance.add_(eps).rsqrt_().unsqueeze(-1)
         ctx.save_for_backward(x, weight, mean, r)
         ctx.dtype = bias.dtype
-        return cast(Tensor, centred.mul_(r).mul_(weight).add_(bias).to(x.dtype))
+        return centred.mul_(r).mul_(weight).add_(bias).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import product
-from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -157,7 +156,7 @@ def group_timeout(group: dist.ProcessGroup | None = None) -> timedelta | None:
     if joined is None:
         raise ValueError("no process group is initialised")
     options = joined._get_backend(torch.device("cpu")).options
-    return None if options is None else cast(timedelta, options._timeout)
+    return None if options is None else options._timeout
 
 
 def _new_group(ranks: Sequence[int]) -> dist.ProcessGroup:
