@@ -81,11 +81,18 @@ def features_of(spec: CaseSpec) -> set[str]:
         "reshard=off": layout.zero == 3 and not layout.reshard,
         "optimistic": layout.optimistic,
         "experts in 16 bits": run.model.experts > 0 and precision.rest in ("bf16", "fp16"),
+        "copies of experts": _has_copies_of_experts(spec, layout),
         "several padded": run.layout.padded_seq(seq) - seq > 1,
         "mqa": run.model.kv_heads == 1,
         "replicated kv heads": run.model.kv_heads < layout.tp,
     }
     return found | {name for name, holds in conditions.items() if holds}
+
+
+def _has_copies_of_experts(spec: CaseSpec, layout: Layout) -> bool:
+    """Whether expert shards have copies, each of which sees targets: holes leave half without."""
+    sharded = layout.zero > 0 and 1 < layout.shards < layout.dp
+    return layout.ep > 1 and sharded and spec.masked != "holes"
 
 
 def sizes_of(spec: CaseSpec) -> set[str]:

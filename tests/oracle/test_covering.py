@@ -44,6 +44,7 @@ def test_what_every_layout_can_have_meets_every_size(feature: str, axis: str) ->
         ("short last chunk", ["tp=1", "tp=2", "cp=2", "cp=3", "pp=2"]),
         ("experts", ["ep=2", "ep=3"]),
         ("deepseek", ["ep=2", "ep=3", "ep=4"]),
+        ("copies of experts", ["dp=4", "ep=2"]),
         ("zero=3", ["dp=2", "dp=3", "dp=4", "cp=3", "ep=3"]),
     ],
 )
