@@ -17,7 +17,7 @@ from phalanx.trainer.model.batch import MicroBatch
 from phalanx.trainer.model.experts import Router
 from phalanx.trainer.model.layers import LayerNorm, RMSNorm, rotary_angles, rotate
 from phalanx.trainer.model.loss import IGNORED, VocabSlice, token_losses
-from phalanx.trainer.ops.flash import Attended, Block, attend_block, merge
+from phalanx.trainer.ops.flash import Attended, AttentionBlock, attend_block, merge
 from phalanx.trainer.ops.kernels import attention
 from phalanx.trainer.parallel.comm import Group, Ledger
 from phalanx.trainer.parallel.tensor import TensorParallel
@@ -123,7 +123,7 @@ def test_a_softmax_over_long_rows_is_that_of_its_definition(sharp: float) -> Non
     mask = torch.ones(512, 512, dtype=torch.bool).tril()
     scores = scores.masked_fill(~mask, -math.inf)
     exact = scores.softmax(-1) @ v.double()
-    block = Block(q, k, v, causal=True)
+    block = AttentionBlock(q, k, v, causal=True)
     for found in (attention(q, k, v, None), attend_block(block).out):
         assert (found.double() - exact).norm() <= HALF_UNIT * exact.norm()
     off = attend_block(block).lse.double() - scores.logsumexp(-1)
@@ -135,7 +135,7 @@ def test_many_blocks_merge_as_if_they_were_one() -> None:
     exact = F.scaled_dot_product_attention(*(x.double() for x in (q, k, v)))
     total: Attended | None = None
     for keys, values in zip(k.chunk(64, 2), v.chunk(64, 2), strict=True):
-        found = attend_block(Block(q, keys, values))
+        found = attend_block(AttentionBlock(q, keys, values))
         if total is None:
             total = Attended(found.out.to(found.lse.dtype), found.lse)
         else:
