@@ -35,12 +35,15 @@ from phalanx.core.timeline import Span, Timeline
 from phalanx.oracle.pool import RankPool
 from phalanx.planner.simulate import idle_within, occupancy, simulate
 from phalanx.schedules.build import lowered
+from phalanx.schedules.layouts import chunks
 from phalanx.schedules.messages import only_computing
 from phalanx.schedules.text import parse_action
+from phalanx.trainer.engine.engine import build_engine
 from phalanx.trainer.engine.executor import Executor
 from phalanx.trainer.engine.paced import paced_stage
 from phalanx.trainer.engine.recorder import Recorder
-from phalanx.trainer.engine.step import build_engine, forward_backward, update
+from phalanx.trainer.engine.step import forward_backward, update
+from phalanx.trainer.engine.update import UpdateRule
 from phalanx.trainer.engine.wire import Form, Wire
 from phalanx.trainer.model.batch import MicroBatch
 from phalanx.trainer.parallel.comm import DirectGroup, Group, Ledger
@@ -112,7 +115,7 @@ def paced(pool: RankPool, line: str, args: Namespace) -> Row:
     layout = Layout.parse(line)
     m = 2 * layout.pp
     schedule = lowered(layout, m, reduce_every=False)
-    seconds = args.ms / 1000 / layout.chunks
+    seconds = args.ms / 1000 / chunks(layout)
     found = pool.run(layout.pp, sleep, schedule, seconds, args.rounds)
     hop = max(hop for _, hop in found)
     return compare(layout.schedule, schedule, [rounds for rounds, _ in found], hop)
@@ -129,7 +132,7 @@ def sleep(schedule: Schedule, seconds: float, rounds: int) -> tuple[Rounds, floa
         for stage in schedule.stages_of(rank)
     }
     recorder = Recorder(rank)
-    executor = Executor(stages, Wire(group, schedule, form), recorder)
+    executor = Executor(stages, Wire(group, schedule, form), recorder, UpdateRule())
     found = []
     for _ in range(rounds + 1):
         torch.distributed.barrier()

@@ -23,7 +23,8 @@ from phalanx.core.model import ModelShape
 from phalanx.core.run import Data, Recipe, Run
 from phalanx.data.batches import SampleStream
 from phalanx.data.corpus import open_corpus
-from phalanx.trainer.engine.step import build_engine, evaluate, train_step
+from phalanx.trainer.engine.engine import build_engine
+from phalanx.trainer.engine.step import evaluate, train_step
 from phalanx.trainer.parallel.mesh import build_mesh
 
 WINDOW = 20

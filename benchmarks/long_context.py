@@ -26,7 +26,8 @@ from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe, Run
 from phalanx.data.synthetic import SyntheticStream
 from phalanx.oracle.pool import RankPool
-from phalanx.trainer.engine.step import build_engine, train_step
+from phalanx.trainer.engine.engine import build_engine
+from phalanx.trainer.engine.step import train_step
 from phalanx.trainer.parallel.mesh import build_mesh
 
 LIMIT = 4 << 30  # what a rank may hold in all

@@ -23,7 +23,8 @@ from phalanx.core.run import Recipe, Run
 from phalanx.cost.flops import flops_per_token
 from phalanx.cost.memory import rank_memory
 from phalanx.data.synthetic import SyntheticStream
-from phalanx.trainer.engine.step import Engine, build_engine, train_step
+from phalanx.trainer.engine.engine import Engine, build_engine
+from phalanx.trainer.engine.step import train_step
 from phalanx.trainer.parallel.mesh import build_mesh
 from phalanx.trainer.run.peak import known_peak
 

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from phalanx.core.run import Run
 from phalanx.data.batches import Stream
 from phalanx.data.synthetic import SyntheticStream
-from phalanx.trainer.engine.step import build_engine, train_step
+from phalanx.trainer.engine.engine import build_engine
+from phalanx.trainer.engine.step import train_step
 from phalanx.trainer.model.inventory import declarations
 from phalanx.trainer.model.parameters import Initial
 from phalanx.trainer.parallel.mesh import build_mesh
@@ -38,7 +39,7 @@ def initial_weights(run: Run) -> Iterator[tuple[str, Tensor]]:
     """Every parameter by its global name, as training starts."""
     source = Initial(run.recipe.seed, run.recipe.init_std, run.model.layers)
     for declaration in declarations(run.model):
-        yield declaration.name, source(declaration, declaration.box(1, 0))
+        yield declaration.name, source(declaration, declaration.box())
 
 
 def give_weights(run: Run, model: nn.Module) -> None:

@@ -28,7 +28,7 @@ from torch.distributed.pipelining import (
 )
 
 from phalanx.core.run import Run
-from phalanx.schedules.placement import placement
+from phalanx.schedules.layouts import layers_of_stages, placement
 
 RANKS = 2
 SCHEDULES = {  # ours: theirs
@@ -121,7 +121,7 @@ class Theirs:
         self.schedule = SCHEDULES[name](held_stages, run.micro_batches, loss_fn=mean_loss)
 
     def _slices(self, model: Llama, held: Sequence[int]) -> list[Slice]:
-        layers = self.run.layout.layers_of_stages(self.run.model.layers)
+        layers = layers_of_stages(self.run.layout, self.run.model.layers)
         starts = [sum(layers[:index]) for index in held]
         return [
             Slice(model, range(start, start + layers[index]))

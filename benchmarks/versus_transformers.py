@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from phalanx.core.run import Run
-from phalanx.trainer.engine.step import micro_batches
+from phalanx.trainer.engine.batching import micro_batches
 from phalanx.trainer.model.huggingface import export_hf
 
 

@@ -73,6 +73,19 @@ def walk(term: Term, depth: int = 0) -> Iterator[tuple[int, Term]]:
         yield from walk(child, depth + 1)
 
 
+def rows(step: Term) -> list[tuple[str, str, str, str]]:
+    """The tree as rows, children below their parents."""
+    return [
+        (
+            "  " * depth + term.name,
+            show_seconds(term.seconds),
+            show_share(term.seconds / step.seconds),
+            "" if math.isnan(term.worth) else show_seconds(term.worth),
+        )
+        for depth, term in walk(step)
+    ]
+
+
 def leaves(step: Term) -> list[tuple[str, Term]]:
     """The leaves with their names, those at the peak first: what could not be saved."""
     named = [

@@ -28,6 +28,7 @@ COMMANDS = {
     "published": "predict a table of published runs, and compare",
     "models": "list the models of the catalog, or show one",
     "clusters": "list the accelerators and clusters of the catalog, or show one",
+    "help": "explain a key of a layout or a run file, a quantity or a word",
 }
 
 EXIT_CODES = """\
@@ -100,8 +101,8 @@ def _require_text(words: list[str]) -> None:
 
 
 def _dispatch(words: list[str]) -> int:
-    if not words or words[0] in ("-h", "--help", "help"):
-        print(_overview())
+    if not words or words[0] in ("-h", "--help"):
+        print(overview())
         return 0
     if words[0] in ("-V", "--version"):
         print(f"phalanx {__version__}")
@@ -133,7 +134,8 @@ def _parse(name: str, module: ModuleType, words: list[str]) -> Namespace:
     return args
 
 
-def _overview() -> str:
+def overview() -> str:
+    """What `phalanx --help` prints: the commands and the exit codes."""
     width = max(len(name) for name in COMMANDS)
     lines = [f"  {name:{width}}  {text}" for name, text in COMMANDS.items()]
     return "\n".join(

@@ -6,11 +6,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from phalanx.cli.plan_record import Plan, reasons
+from phalanx.api.plans import Plan
 from phalanx.core.estimate import Estimate, Term
 from phalanx.core.layout import Layout
 from phalanx.core.units import show_bytes, show_count, show_seconds, show_share
 from phalanx.planner.explain import differences, show_signed, why_slower
+from phalanx.planner.finals import Ranked
 from phalanx.planner.goodput import DAY, Campaign
 from phalanx.planner.search import Found
 from phalanx.planner.why import Why
@@ -34,6 +35,17 @@ PLAIN_WIDTH = 140
 NARROW = 120  # columns below which the reasons stand under the layouts, not beside them
 BESIDE_FALL = 55  # columns that the names and numbers beside the bars of time take
 
+HEADERS = (
+    "rank",
+    "layout",
+    "step_seconds",
+    "mfu",
+    "hfu",
+    "tokens_per_second",
+    "peak_bytes",
+    "bubble",
+    "reasons",
+)
 Row = tuple[str, Estimate, Sequence[str]]  # rank, price, and why
 
 
@@ -42,19 +54,19 @@ def show(plan: Plan) -> None:
     console = open_console()
     for line in heading(plan):
         console.print(line)
-    rows = [(str(r.rank), r.estimate, reasons(r.estimate, plan.best)) for r in plan.found.ranked]
+    rows = [(str(r.rank), r.estimate, plan.reasons(r.estimate)) for r in plan.found.ranked]
     console.print()
     console.print(ranking(rows, console, binary=plan.binary))
     console.print(legend(colour=in_colour(console)))
     console.print(f"\nwhere the {show_seconds(plan.best.step_seconds)} of rank 1 go")
     console.print(waterfall(plan.best, console))
-    console.print(Text("\n").join(Text(line) for line in ("", *by_the_book(plan))))
-    if plan.why is not None:
+    console.print(Text("\n").join(Text(line) for line in ("", *heuristic(plan))))
+    if plan.reasoned is not None:
         console.print()
-        show_why(plan, plan.why, console)
-    if plan.campaign is not None:
+        show_why(plan, plan.reasoned, console)
+    if plan.training is not None:
         console.print()
-        for line in training(plan, plan.campaign):
+        for line in training(plan, plan.training):
             console.print(line)
 
 
@@ -149,6 +161,27 @@ def ranking(rows: Sequence[Row], console: Console, *, binary: bool) -> Table:
     return table
 
 
+def table_row(plan: Plan, ranked: Ranked) -> Sequence[str]:
+    """One layout as a row of `HEADERS`.
+
+    Args:
+        plan: whose best it is compared with.
+        ranked: the layout.
+    """
+    found = ranked.estimate
+    return (
+        str(ranked.rank),
+        str(found.layout),
+        f"{found.step_seconds:.6g}",
+        f"{found.mfu:.4f}",
+        f"{found.hfu:.4f}",
+        f"{found.tokens_per_second:.6g}",
+        f"{found.peak_bytes:.0f}",
+        f"{found.bubble:.4f}",
+        "; ".join(plan.reasons(found)),
+    )
+
+
 def waterfall(found: Estimate, console: Console) -> Table:
     """Where the time of one step goes, longest first."""
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -174,12 +207,12 @@ def _parts(step: Term) -> Iterator[tuple[str, float]]:
             yield (leaf.name if leaf is term else f"{term.name}: {leaf.name}"), leaf.seconds
 
 
-def by_the_book(plan: Plan) -> list[str]:
-    """The layout of the textbook procedure beside the best."""
-    title = "by the book (tp up to the domain, pp just large enough to fit, dp the rest)"
-    if isinstance(plan.book, str):
-        return [f"{title}: {plan.book}"]
-    book, best = plan.book, plan.best
+def heuristic(plan: Plan) -> list[str]:
+    """The layout of the textbook's procedure beside the best."""
+    title = "by the textbook (tp up to the domain, pp just large enough to fit, dp the rest)"
+    if isinstance(plan.heuristic, str):
+        return [f"{title}: {plan.heuristic}"]
+    book, best = plan.heuristic, plan.best
     slower = book.step_seconds - best.step_seconds
     return [
         f"{title}: {short(book.layout)}",

@@ -22,9 +22,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from phalanx.api.runfile import load_run
 from phalanx.cli.console import Screen, open_console
 from phalanx.cli.origin import Origin, origin_of, require_same_model
-from phalanx.cli.runfile import load_run
 from phalanx.cli.stream import report_error, restore_terminal
 from phalanx.cli.trial import describe_resume, describe_run, refuse_untrainable, show_run
 from phalanx.core.errors import PhalanxError, UsageError
@@ -187,7 +187,7 @@ def _train_here(args: Namespace, origin: Origin, warm: WarmStart) -> int:
     warm.begin(PRELOAD)
     with _directory(origin, run) as directory:
         job = Job(run, directory, origin.resume, _screen(args), _proof(args, run))
-        code = launch(train_one_rank, (job,), run.layout.ranks, _say_that_it_stops)
+        code = launch(train_one_rank, (job,), run.layout.ranks, _say_that_it_stops, _say)
         _print_summary(args, directory)
     return code
 
@@ -250,7 +250,7 @@ def _show_dry_run(args: Namespace, origin: Origin, run: Run, room: Room) -> int:
         require_free(origin.runs, origin.name)
     facts = describe_run(run, room)
     resumed = describe_resume(run, origin)
-    facts |= {**resumed, "told": [*facts["told"], *resumed.get("told", ())]}
+    facts |= {**resumed, "notes": [*facts["notes"], *resumed.get("notes", ())]}
     if args.json:
         print(json.dumps({"schema": 1, **facts}))
     else:
@@ -298,6 +298,10 @@ def _stopping() -> Iterator[None]:
 def _print_summary(args: Namespace, directory: RunDirectory) -> None:
     if args.json:
         print(directory.summary_file.read_text(encoding="utf-8"), end="")
+
+
+def _say(event: str) -> None:
+    print(event, file=sys.stderr)
 
 
 def _say_that_it_stops() -> None:

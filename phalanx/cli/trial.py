@@ -9,6 +9,7 @@ from rich.table import Table
 from phalanx.cli.origin import Origin
 from phalanx.core.run import Run
 from phalanx.core.units import show_bytes, show_count
+from phalanx.schedules.layouts import layers_of_stages
 from phalanx.trainer.run import limits
 from phalanx.trainer.run.continuity import (
     changes,
@@ -48,7 +49,7 @@ def describe_run(run: Run, room: Room) -> dict[str, Any]:
     return {
         "layout": str(layout),
         "ranks": layout.ranks,
-        "stages": list(layout.layers_of_stages(run.model.layers)),
+        "stages": list(layers_of_stages(layout, run.model.layers)),
         "micro_batches": run.micro_batches,
         "parameters": run.model.params(),
         "tokens_per_step": recipe.tokens_per_step,
@@ -58,7 +59,7 @@ def describe_run(run: Run, room: Room) -> dict[str, Any]:
         "corpus_tokens": len(corpus),
         "needed_bytes": round(room.needed),
         "free_bytes": round(room.free),
-        "told": _notes(run),
+        "notes": _notes(run),
     }
 
 
@@ -66,7 +67,7 @@ def _notes(run: Run) -> list[str]:
     """What the start would tell besides."""
     if not run.weights:
         return []
-    from phalanx.trainer.model.start import notes_on_weights
+    from phalanx.trainer.model.init import notes_on_weights
 
     return notes_on_weights(run.weights)
 
@@ -90,14 +91,14 @@ def describe_resume(run: Run, origin: Origin) -> dict[str, Any]:
     if (path / "run.toml").exists():
         path = next((found for _, found in steps(path / "checkpoints")), path)
         if (path / "run.toml").exists():
-            return {"resumes": None, "told": ["there is no checkpoint yet: it starts anew"]}
+            return {"resumes": None, "notes": ["there is no checkpoint yet: it starts anew"]}
     state = read_manifest(path).state
     found = changes(state, identity(run, open_text(run).corpus))
     if not origin.resume.may_differ:
         refuse_changes(found, str(path))
     lines = (*map(str, found), learning_rate_jump(state, run.recipe))
     done = require_steps(run.recipe, int(state["step"]))
-    return {"resumes": str(path), "told": [line for line in (*lines, done) if line]}
+    return {"resumes": str(path), "notes": [line for line in (*lines, done) if line]}
 
 
 def show_run(run: Run, facts: dict[str, Any]) -> RenderableType:
@@ -123,6 +124,6 @@ def show_run(run: Run, facts: dict[str, Any]) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     for name, text in rows.items():
         table.add_row(name, text)
-    for line in facts.get("told", ()):
+    for line in facts.get("notes", ()):
         table.add_row("note", line)
     return table

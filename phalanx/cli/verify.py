@@ -8,34 +8,29 @@ phalanx verify --pairs                                every two features that go
 """
 
 import json
-import math
 import secrets
-import shlex
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
 
+from phalanx.api.runfile import assignment
 from phalanx.cli.console import open_console
-from phalanx.cli.runfile import assignment
-from phalanx.core.errors import RefusedError, UsageError, unknown
+from phalanx.core.errors import UsageError, unknown
 
 if TYPE_CHECKING:
-    from phalanx.oracle.cases import Question, Table
-    from phalanx.oracle.pool import RankPool
-    from phalanx.oracle.verify import Case, Outcome
+    from phalanx.oracle.cases import CaseSpec, Table
+    from phalanx.oracle.verify import Outcome
 
-SCHEMA = 1
 DIFFERENT = 4
 COMPLAINTS = 5  # shown of one layout; a wrong gradient soon makes everything wrong
 SECTIONS = ("layout", "model", "recipe")
 MASKS = ("none", "uneven", "holes")
-COLUMNS = ("loss", "grad", "grad_norm", "weight")
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -73,36 +68,27 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Ask the oracle about every layout; say what differs."""
+    """Compare every layout with one device; say what differs."""
     _require_sensible(args)
-    from phalanx.oracle.pool import RankPool
+    from phalanx.api.verification import compare_all, refuse_too_large
 
     if args.sample and args.seed is None:
         args.seed = secrets.randbelow(1_000_000)
-    asked = [(question, question.case(args.steps)) for question in _questions(args)]
-    _refuse(args, asked)
+    specs = _specs(args)
+    cases = [spec.case(args.steps) for spec in specs]
+    refuse_too_large(specs, cases, args.max_ranks)
     screen = _Screen(open_console(sys.stderr if args.json else sys.stdout))
-    screen.start(_what(args, len(asked)))
-    outcomes = []
-    ranks = max(case.run.layout.ranks for _, case in asked)
-    with RankPool(ranks) as pool:
-        with screen.working(f"starting {ranks} ranks"):
-            pool.start(ranks)
-        for i, (question, case) in enumerate(asked, 1):
-            with screen.working(f"{i}/{len(asked)}  {_name(question, case)}"):
-                outcome = ask(pool, case)
-            screen.show(question, outcome)
-            outcomes.append(outcome)
-    passed = all(outcome.passed for outcome in outcomes)
-    screen.end(outcomes)
+    screen.start(_what(args, len(specs)))
+    verdict = compare_all(specs, cases, args.seed, screen)
+    screen.end(verdict.outcomes)
     if args.json:
-        print(json.dumps(_document(args, [question for question, _ in asked], outcomes)))
-    return 0 if passed else DIFFERENT
+        print(json.dumps(verdict.to_dict()))
+    return 0 if verdict.passed else DIFFERENT
 
 
 def _require_sensible(args: Namespace) -> None:
     if sum((bool(args.layouts), args.sample is not None, args.pairs)) > 1:
-        raise UsageError("--layout, --sample and --pairs are several questions; ask one at a time")
+        raise UsageError("--layout, --sample and --pairs are several requests; make one at a time")
     if args.seed is not None and args.sample is None:
         raise UsageError("--seed is of a sample; add --sample 12")
     for option, value in (("sample", args.sample), ("max-ranks", args.max_ranks)):
@@ -112,22 +98,22 @@ def _require_sensible(args: Namespace) -> None:
         raise UsageError(f"--steps is {args.steps}; it is at least 1")
 
 
-def _questions(args: Namespace) -> "list[Question]":
-    """What is asked: the layouts given, a sample, or the covering set."""
-    from phalanx.oracle.cases import Question, cover, merged, sample
+def _specs(args: Namespace) -> "list[CaseSpec]":
+    """What is requested: the layouts given, a sample, or the covering set."""
+    from phalanx.oracle.cases import CaseSpec, covering_set, merged, sample
     from phalanx.oracle.compose import together
 
     changes = _changes(args.sets)
     if args.sample is not None:
-        questions = sample(args.sample, args.max_ranks, args.seed, changes)
+        specs = sample(args.sample, args.max_ranks, args.seed, changes)
     elif args.layouts:
-        questions = [Question(line, tables=changes) for line in args.layouts]
+        specs = [CaseSpec(line, tables=changes) for line in args.layouts]
     else:
-        asked = together(args.max_ranks) if args.pairs else cover(args.max_ranks)
-        questions = [replace(q, tables=merged([q.tables, changes])) for q in asked]
+        requested = together(args.max_ranks) if args.pairs else covering_set(args.max_ranks)
+        specs = [replace(q, tables=merged([q.tables, changes])) for q in requested]
     return [
         replace(q, masked=args.masked or q.masked, documents=args.documents or q.documents)
-        for q in questions
+        for q in specs
     ]
 
 
@@ -150,37 +136,6 @@ def _changes(sets: Sequence[str]) -> "Table":
     return changes
 
 
-def _refuse(args: Namespace, asked: "Sequence[tuple[Question, Case]]") -> None:
-    """Raise for the first layout that cannot be run, before any is."""
-    from phalanx.oracle.verify import refuse_unprovable
-
-    for question, case in asked:
-        layout = case.run.layout
-        if layout.ranks > args.max_ranks:
-            raise RefusedError(
-                f"{question.layout!r} needs {layout.ranks} ranks, and --max-ranks is "
-                f"{args.max_ranks}; if this machine bears so many, raise it"
-            )
-        try:
-            refuse_unprovable(case.run)
-        except RefusedError as refusal:
-            raise RefusedError(f"{question.layout!r}: {refusal}") from None
-
-
-def ask(pool: "RankPool", case: "Case") -> "Outcome":
-    """The oracle's answer; that a rank fails is an answer too."""
-    from phalanx.oracle.pool import RankFailedError
-    from phalanx.oracle.verify import Outcome, verify
-
-    try:
-        return verify(pool, case)
-    except RankFailedError as failure:
-        where, _, traceback = str(failure).partition(":")
-        reason = traceback.strip().splitlines()[-1:]
-        errors = dict.fromkeys(COLUMNS, math.inf)
-        return Outcome(case, errors, [": ".join([where, *reason])], seconds=0.0)
-
-
 def _what(args: Namespace, count: int) -> str:
     steps = f"{args.steps} step{'s' if args.steps > 1 else ''} each against one device"
     if args.sample is None:
@@ -190,13 +145,13 @@ def _what(args: Namespace, count: int) -> str:
 
 
 class _Screen:
-    """Shows what is being compared, and a line for each answer."""
+    """Shows what is being compared, and a line for each outcome."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
 
     def start(self, what: str) -> None:
-        """Say what is asked, and name the columns of the answers."""
+        """Say what is requested, and name the columns of the outcomes."""
         self.console.print(what)
         headers = ("loss", "grad", "norm", "weight")
         columns = "  ".join(f"{header:7}" for header in headers)
@@ -208,18 +163,24 @@ class _Screen:
             return nullcontext()
         return self.console.status(what)
 
-    def show(self, question: "Question", outcome: "Outcome") -> None:
-        """One line for an answer; what differs, and how to ask again, below a bad one."""
-        numbers = "  ".join(f"{outcome.errors[column]:7.1e}" for column in COLUMNS)
+    def say(self, event: str) -> None:
+        """One line for what happens beside."""
+        self.console.print(event, soft_wrap=True)
+
+    def show(self, spec: "CaseSpec", outcome: "Outcome") -> None:
+        """One line for an outcome; what differs, and how to run it again, below a bad one."""
+        from phalanx.api.verification import QUANTITIES, command_of, name_of
+
+        numbers = "  ".join(f"{outcome.errors[column]:7.1e}" for column in QUANTITIES)
         word = ("pass", "green") if outcome.passed else ("FAIL", "bold red")
-        line = f"  {numbers}  {outcome.seconds:4.1f} s  {_name(question, outcome.case)}"
+        line = f"  {numbers}  {outcome.seconds:4.1f} s  {name_of(spec, outcome.case)}"
         self.console.print(Text.assemble(word, line), soft_wrap=True)
         for complaint in outcome.complaints[:COMPLAINTS]:
             self.console.print(f"      {complaint}", soft_wrap=True)
         if len(outcome.complaints) > COMPLAINTS:
             self.console.print(f"      and {len(outcome.complaints) - COMPLAINTS} more")
         if not outcome.passed:
-            self.console.print(f"      again: {_command(question, outcome.case)}", soft_wrap=True)
+            self.console.print(f"      again: {command_of(spec, outcome.case)}", soft_wrap=True)
 
     def end(self, outcomes: "Sequence[Outcome]") -> None:
         """The verdict."""
@@ -231,55 +192,3 @@ class _Screen:
             self.console.print(
                 f"all the same as one device, in {seconds:.0f} s", style="bold green"
             )
-
-
-def _name(question: "Question", case: "Case") -> str:
-    return f"{case.run.layout}{f' | {question.unusual}' if question.unusual else ''}"
-
-
-def _command(question: "Question", case: "Case") -> str:
-    """The command line that asks this question alone."""
-    words = ["phalanx", "verify", "--layout", str(case.run.layout)]
-    for assigned in _assignments(question):
-        words += ["--set", assigned]
-    words += ["--steps", str(case.steps)] if case.steps != 3 else []
-    words += ["--masked", case.masked] if case.masked != "uneven" else []
-    words += ["--documents"] if case.documents else []
-    return shlex.join(words)
-
-
-def _assignments(question: "Question") -> Iterator[str]:
-    for section, values in question.changes().items():
-        for key, value in values.items():
-            if section != "layout":
-                yield f"{section}.{key}={str(value).lower() if isinstance(value, bool) else value}"
-
-
-def _document(
-    args: Namespace, questions: "Sequence[Question]", outcomes: "Sequence[Outcome]"
-) -> dict[str, Any]:
-    """What scripts read; an error that is not finite is null."""
-    return {
-        "schema": SCHEMA,
-        "passed": all(outcome.passed for outcome in outcomes),
-        "seed": args.seed,
-        "cases": [
-            {
-                "layout": str(outcome.case.run.layout),
-                "passed": outcome.passed,
-                "max_rel_error": {
-                    name: error if math.isfinite(error) else None
-                    for name, error in outcome.errors.items()
-                },
-                "seconds": outcome.seconds,
-                "ranks": outcome.case.run.layout.ranks,
-                "steps": outcome.case.steps,
-                "masked": outcome.case.masked,
-                "documents": outcome.case.documents,
-                "set": list(_assignments(question)),
-                "complaints": outcome.complaints,
-                "command": _command(question, outcome.case),
-            }
-            for question, outcome in zip(questions, outcomes, strict=True)
-        ],
-    }

@@ -13,19 +13,7 @@ from phalanx.core.precision import AUTO, Precision
 from phalanx.core.recompute import NONE, Recompute
 from phalanx.core.synonyms import unknown_key
 
-# What the planner can price; phalanx/trainer/run/limits.py names what the trainer runs of it.
-SCHEDULES = (
-    "gpipe",
-    "1f1b",
-    "interleaved",
-    "zb-h1",
-    "zb-h2",
-    "zb-v",
-    "dualpipe",
-    "dualpipev",
-    "pipedream",
-)
-FOLDED = ("zb-v", "dualpipev")  # their two chunks per rank form a V
+DEFAULT_SCHEDULE = "1f1b"
 CONTEXTS = ("ring", "gather", "ulysses")
 
 
@@ -46,17 +34,26 @@ class Layout:
     changed by `dataclasses.replace`. Words may stand for the types of their keys.
 
     Example:
+        >>> from dataclasses import replace
+        >>> layout = Layout.parse("dp=2 pp=2 tp=2 zero=3")
+        >>> layout.ranks, layout.coordinates(3)
+        (8, Coordinates(dp=0, pp=1, cp=0, tp=1))
         >>> replace(Layout(tp=1), tp=2).sequence_parallel
         True
 
     Attributes:
-        dp, pp, tp, cp, ep: degrees; ep borrows ranks from dp x cp and is not a factor.
+        dp: data-parallel degree: ranks that see other sequences of the batch.
+        pp: pipeline ranks: each holds other layers.
+        tp: tensor-parallel degree: ranks that hold a part of every matrix.
+        cp: context-parallel degree: ranks that share each sequence, and what zero shards.
+        ep: expert-parallel degree: ranks, borrowed from dp x cp, that divide the experts of each
+            layer among them; it is not a factor of the number of ranks.
         zero: what data-parallel ranks shard: 0 nothing, 1 optimizer, 2 gradients, 3 weights.
         shard: how many dp ranks share one sharded copy (HSDP); 0 means all of dp, see `shards`.
-        v: chunks of layers per pipeline rank; 0 means as few as the schedule can have, see
-            `chunks`.
-        schedule: the order of micro-batches over the pipeline: a name, or the path of a CSV file
-            with one line of actions per rank.
+        v: chunks of layers per pipeline rank; 0 means as few as the schedule can have.
+        schedule: the order of micro-batches over the pipeline: a name, the path of a CSV file with
+            one line of actions per rank, or the `module:attribute` of a `ScheduleSpec`. Whether
+            there is such a one, and what follows from it, is for `phalanx.schedules` to say.
         mb: sequences per micro-batch.
         stages: layers of each of the p v stages; empty means as even as possible. The first and
             the last may hold none, only the embedding or the head.
@@ -84,7 +81,7 @@ class Layout:
     zero: int = 1
     shard: int = 0
     v: int = 0
-    schedule: str = "1f1b"
+    schedule: str = DEFAULT_SCHEDULE
     mb: int = 1
     stages: tuple[int, ...] = ()
     recompute: Recompute = NONE
@@ -110,8 +107,8 @@ class Layout:
             if getattr(self, key) < 0:
                 raise UsageError(f"{key}={getattr(self, key)}; it is at least 1, or 0 for default")
         _one_of("zero", self.zero, (0, 1, 2, 3))
-        if not self.schedule.endswith(".csv"):
-            _one_of("schedule", self.schedule, SCHEDULES)
+        if not self.schedule:
+            raise UsageError("schedule= has no name; leave it out, or name one as in schedule=1f1b")
         if self.logits < 0:
             raise UsageError(f"logits={self.logits}; it is a number of tokens, or 0 for all")
         _one_of("context", self.context, CONTEXTS)
@@ -127,11 +124,6 @@ class Layout:
         return self.shard or self.dp
 
     @property
-    def chunks(self) -> int:
-        """Chunks of layers per pipeline rank: `v`, or as few as the schedule can have."""
-        return self.v or (2 if self.schedule in FOLDED else 1)
-
-    @property
     def sequence_parallel(self) -> bool:
         """Whether the regions that tp leaves whole are split along the sequence."""
         return self.tp > 1 and self.sp is not False
@@ -140,11 +132,6 @@ class Layout:
     def ranks(self) -> int:
         """Number of processes: dp x pp x cp x tp."""
         return self.dp * self.pp * self.cp * self.tp
-
-    @property
-    def num_stages(self) -> int:
-        """Slices of layers, p v."""
-        return self.pp * self.chunks
 
     @property
     def replicas(self) -> int:
@@ -171,16 +158,6 @@ class Layout:
         unit = self.sequence_parts * (2 if self.cp > 1 else 1)
         return -(-seq // unit) * unit
 
-    @property
-    def asynchronous(self) -> bool:
-        """Whether every micro-batch moves the weights, rather than all of a step together."""
-        return self.schedule == "pipedream"
-
-    @property
-    def reduces_every(self) -> bool:
-        """Whether the gradients of every micro-batch are reduced by themselves."""
-        return self.zero_stage >= 2 or self.asynchronous
-
     def coordinates(self, rank: int) -> Coordinates:
         """Where `rank` stands; the inverse of `rank_at`."""
         rest, tp = divmod(rank, self.tp)
@@ -192,36 +169,6 @@ class Layout:
         """The rank that stands at these coordinates."""
         return ((at.dp * self.pp + at.pp) * self.cp + at.cp) * self.tp + at.tp
 
-    def layers_of_stages(self, layers: int) -> tuple[int, ...]:
-        """How many blocks each of the p v stages holds, in order; sums to `layers`.
-
-        Left-over blocks go to the middle stages, since the first also embeds and the last
-        also computes the loss.
-
-        Raises:
-            RefusedError: the stages named in the layout do not add up, or some would be empty.
-        """
-        n = self.num_stages
-        if self.stages:
-            inner = min(self.stages[1:-1], default=1)
-            if (
-                (len(self.stages), sum(self.stages)) != (n, layers)
-                or inner < 1
-                or min(self.stages) < 0
-            ):
-                raise RefusedError(
-                    f"stages={_join(self.stages)} is {len(self.stages)} stages of "
-                    f"{sum(self.stages)} layers; pp={self.pp} v={self.chunks} needs {n} stages "
-                    f"of {layers}: for example {_join(_even(layers, n))}"
-                )
-            return self.stages
-        if layers < n:
-            raise RefusedError(
-                f"{layers} layers cannot fill pp={self.pp} x v={self.chunks} = {n} stages; "
-                f"pp x v can be at most {layers}"
-            )
-        return _even(layers, n)
-
     def micro_batches(self, batch: int) -> int:
         """m, the micro-batches that one rank works through in a step of `batch` sequences.
 
@@ -231,7 +178,7 @@ class Layout:
         if batch < 1 or batch % (self.dp * self.mb):
             raise RefusedError(
                 f"a batch of {batch} sequences cannot be cut into dp={self.dp} x mb={self.mb}; "
-                f"recipe.batch can be {self._nearest_batch(batch)}"
+                f"the batch can be {self._nearest_batch(batch)}"
             )
         return batch // (self.dp * self.mb)
 
@@ -297,15 +244,14 @@ def share(total: int, parts: int, index: int) -> tuple[int, int]:
     """Offset and size of part `index` when `total` is cut as evenly as possible.
 
     The first `total % parts` parts hold one more.
+
+    Args:
+        total: what is cut.
+        parts: how many there are.
+        index: which, from 0.
     """
     size, left = divmod(total, parts)
     return index * size + min(index, left), size + (index < left)
-
-
-def _even(layers: int, stages: int) -> tuple[int, ...]:
-    share, left = divmod(layers, stages)
-    first = (stages - left) // 2
-    return (share,) * first + (share + 1,) * left + (share,) * (stages - first - left)
 
 
 def _join(values: tuple[int, ...]) -> str:
@@ -324,7 +270,7 @@ def _one_of(key: str, value: object, allowed: tuple[object, ...]) -> None:
 
 
 def _read(key: str, value: object) -> object:
-    if key == "schedule" and str(value).endswith(".csv"):
+    if key == "schedule" and (":" in str(value) or str(value).endswith(".csv")):
         return str(value)
     if key in _TYPES:
         return value if isinstance(value, _TYPES[key]) else _TYPES[key].parse(str(value))

@@ -112,7 +112,12 @@ def unknown_key(table: str, name: str, tables: Mapping[str, Iterable[str]]) -> U
 
 
 def unknown_table(name: str, known: Iterable[str]) -> UsageError:
-    """Build the error for a table that a run file does not have."""
+    """Build the error for a table that a run file does not have.
+
+    Args:
+        name: of the table.
+        known: the tables that there are.
+    """
     meant = TABLES.get(name.lower())
     if meant is None:
         return unknown("table", name, known)

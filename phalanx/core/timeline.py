@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
-from phalanx.core.traffic import Axis
+from phalanx.core.message import Axis
 
 Category = Literal["compute", "communicate", "wait", "optimizer", "data"]
 

@@ -1,22 +1,35 @@
 """Which kernels a rank runs for one micro-batch: of a block, of the embedding, of the head.
 
-Symbols: T tokens of the micro-batch on one rank, s sequence length, h hidden, a heads, g kv heads,
-d head size, f ffn width, V vocabulary, E experts, K experts per token, t tp.
+Each operator of `core/operators/` becomes kernels of this rank's size, by its share of tokens and
+of channels.
+
+Symbols: T tokens of the micro-batch on one rank, s sequence length, E experts, K experts per token,
+t tp.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
+from phalanx.core.operator import (
+    AttentionCore,
+    CrossEntropy,
+    MatrixProduct,
+    MemoryBound,
+    Operator,
+    Operators,
+    Tokens,
+    Width,
+)
+from phalanx.core.operators import describe
 from phalanx.cost.compute import Product, Scores, Sweep, Work
 from phalanx.cost.params import expert_tp
 from phalanx.cost.practice import Practice
 
 HALF = 2  # bytes of an activation
-# Operators of Megatron Core's mixture of experts, counted in its router and token dispatcher:
-# softmax, top-k, masks, losses; counting, sorting, splitting; and back.
-ROUTER_KERNELS, DISPATCH_KERNELS, COMBINE_KERNELS = 20, 25, 15
 
 
 @dataclass(frozen=True)
@@ -40,101 +53,88 @@ class Slice:
         """T: tokens that the products of this rank see."""
         return self.layout.mb * self.seq / self.layout.cp
 
-    @property
-    def own_tokens(self) -> float:
-        """Tokens of the regions between products, which sp cuts."""
+    def tokens_of(self, kind: Tokens) -> float:
+        """Tokens that an operator sees; experts that are not cut see only the rank's own."""
+        if kind == "gathered" or (kind == "routed" and expert_tp(self.layout) > 1):
+            return self.tokens
         return self.tokens / (self.layout.tp if self.layout.sequence_parallel else 1)
+
+    def channels(self, widths: tuple[Width, ...], kind: Tokens) -> float:
+        """Channels of tensors of this rank, all together."""
+        t = np.asarray(expert_tp(self.layout) if kind == "routed" else self.layout.tp)
+        return float(sum(width.share(t) for width in widths))
 
 
 def block_work(cut: Slice, *, routed: bool) -> tuple[Work, ...]:
     """The kernels of one block, dense or with experts."""
-    shape, h = cut.shape, cut.shape.hidden
-    attention = _latent_attention(cut) if shape.is_mla else _attention(cut)
-    mlp = _experts(cut) if routed else _mlp(cut, "mlp", shape.ffn)
-    sums = 2 if cut.practice.dropout else 1
-    return (
-        _norm("attention norm", cut, h),
-        *attention,
-        _residual(cut, sums),
-        _norm("mlp norm", cut, h),
-        *mlp,
-        _residual(cut, sums)._replace(last=True),
-    )
+    return kernels(describe(cut.shape).block(routed=routed).all, cut)
 
 
 def head_work(cut: Slice) -> tuple[Work, ...]:
     """Final norm, projection to the vocabulary, cross-entropy."""
-    V = cut.shape.vocab / cut.layout.tp
-    forward, backward = (each * V * cut.tokens for each in cut.practice.loss_bytes)
-    return (
-        _norm("final norm", cut, cut.shape.hidden),
-        Product("head", cut.tokens, V, cut.shape.hidden),
-        Sweep("loss", forward, backward, 4),
-    )
+    return kernels(describe(cut.shape).head, cut)
 
 
 def embedding_work(cut: Slice) -> tuple[Work, ...]:
     """Looking up rows, and adding their gradients up."""
-    moved = 2 * HALF * cut.shape.hidden * cut.tokens
-    return (Sweep("embedding", moved, 2 * moved, 2),)
+    return kernels(describe(cut.shape).embedding, cut)
 
 
-def _norm(name: str, cut: Slice, width: float) -> Sweep:
-    """Read and write; backward reads the input and the gradient, and writes one.
-
-    Where nothing is fused, the gradients of scale and shift read both once more.
-    """
-    size = HALF * width * cut.own_tokens
-    return Sweep(name, 2 * size, (3 if cut.practice.fused_passes else 5) * size, part="norms")
+def kernels(operators: Operators, cut: Slice) -> tuple[Work, ...]:
+    """What operators run on one rank, in order."""
+    return tuple(work for operator in operators for work in _of_operator(operator, cut))
 
 
-def _residual(cut: Slice, sums: int) -> Sweep:
-    """Add to the residual stream, and add its two gradients; dropout has a mask of one byte."""
-    size = HALF * cut.shape.hidden * cut.own_tokens
-    if cut.practice.dropout:
-        return Sweep("residual", 3.5 * size, 5.5 * size, sums)
-    return Sweep("residual", 3 * size, 3 * size, sums)
+def _of_operator(operator: Operator, cut: Slice) -> Iterator[Work]:
+    match operator.computes:
+        case MatrixProduct():
+            yield _product(operator, operator.computes, cut)
+        case AttentionCore():
+            yield from _attention(operator.computes, cut)
+        case MemoryBound():
+            yield from _memory_bound(operator, operator.computes, cut)
+        case CrossEntropy():
+            logits = cut.channels((operator.computes.vocabulary,), "gathered") * cut.tokens
+            forward, backward = (each * logits for each in cut.practice.loss_bytes)
+            yield Sweep(operator.name, forward, backward, 4)
 
 
-def _attention(cut: Slice) -> Iterator[Work]:
-    shape, t, T = cut.shape, cut.layout.tp, cut.tokens
-    a, g, d, h = shape.heads / t, max(shape.kv_heads / t, 1), shape.head_dim, shape.hidden
-    yield Product("query, key, value", T, (a + 2 * g) * d, h)
+def _product(operator: Operator, computes: MatrixProduct, cut: Slice) -> Product:
+    """One product; of experts, one for each of equal load in kernels of their own."""
+    tokens, routed = computes.tokens, computes.tokens == "routed"
+    experts = cut.shape.experts / cut.layout.ep if routed else 1.0
+    return Product(
+        operator.name,
+        cut.tokens_of(tokens) * (cut.shape.top_k if routed else 1) / experts,
+        cut.channels(computes.out, tokens),
+        cut.channels((computes.inner,), tokens),
+        experts,
+        operator.part,
+        kernels=2 * experts if routed else 1.0,
+        last=operator.is_last,
+    )
+
+
+def _memory_bound(operator: Operator, computes: MemoryBound, cut: Slice) -> Iterator[Sweep]:
+    """A mask of dropout takes one byte, half an element."""
+    size = cut.channels(computes.widths, computes.tokens) * cut.tokens_of(computes.tokens)
+    drops = computes.drops and cut.practice.dropout
+    forward = computes.forward + 0.5 * drops
+    backward = computes.backward + 2.5 * drops
     if not cut.practice.fused_passes:
-        yield Sweep("split and join heads", 0.0, 2 * HALF * (a + 2 * g) * d * T)
-    if shape.positions == "rope":
-        rotated = HALF * (a + g) * d * T
-        yield Sweep("rotary positions", 2 * rotated, 2 * rotated, 2)
-    if shape.qk_norm:
-        normed = HALF * (a + g) * d * T
-        yield Sweep("query and key norm", 2 * normed, 3 * normed, 2)
-    yield from _core(cut, a, d, d)
-    yield Product("attention output", T, h, a * d)
+        backward += computes.unfused
+    if forward or backward:
+        size *= computes.element
+        count = computes.kernels + drops
+        yield Sweep(
+            operator.name, forward * size, backward * size, count, operator.part, operator.is_last
+        )
 
 
-def _latent_attention(cut: Slice) -> Iterator[Work]:
-    """DeepSeek-V2 (arXiv:2405.04434), section 2.1; what compresses is whole on every rank."""
-    shape, t, T, h = cut.shape, cut.layout.tp, cut.tokens, cut.shape.hidden
-    a, qk = shape.heads / t, shape.qk_nope + shape.qk_rope
-    r_q, r_kv = shape.q_lora_rank, shape.kv_lora_rank
-    if r_q:
-        yield Product("query down", cut.own_tokens, r_q, h)
-        yield _norm("query norm", cut, r_q)
-        yield Product("query up", T, a * qk, r_q, part="latent")
-    else:
-        yield Product("query", T, a * qk, h)
-    yield Product("key-value down", cut.own_tokens, r_kv + shape.qk_rope, h)
-    yield _norm("key-value norm", cut, r_kv)
-    yield Product("key-value up", T, a * (shape.qk_nope + shape.v_head), r_kv, part="latent")
-    joined = HALF * a * (2 * qk + shape.v_head) * T
-    yield Sweep("join and rotate", 2 * joined, 2 * joined, 12, part="latent")
-    yield from _core(cut, a, qk, shape.v_head)
-    yield Product("attention output", T, h, a * shape.v_head)
-
-
-def _core(cut: Slice, a: float, qk: int, v: int) -> Iterator[Work]:
+def _attention(core: AttentionCore, cut: Slice) -> Iterator[Work]:
     """Scores and what they select: fused, or with every score in memory."""
-    T, s = cut.tokens, cut.seq
+    T, s, qk, v = cut.tokens, cut.seq, core.query, core.value
+    a = cut.channels((core.heads,), "gathered")
     if cut.practice.fused_attention:
         flops = 2 * T * (s / 2) * a * (qk + v)
         yield Scores("attention", flops, first=cut.practice.first_attention)
@@ -148,38 +148,3 @@ def _core(cut: Slice, a: float, qk: int, v: int) -> Iterator[Work]:
     yield Product("selected values", rows, v, s, heads, "core", weights=False)
     kept = HALF * a * T
     yield Sweep("transpose heads", 2 * v * kept, 2 * (2 * qk + 2 * v) * kept, 4)
-
-
-def _mlp(cut: Slice, name: str, f: float) -> Iterator[Work]:
-    shape, t, T = cut.shape, cut.layout.tp, cut.tokens
-    inputs = 2 if shape.activation == "swiglu" else 1
-    yield Product(f"{name} up", T, inputs * f / t, shape.hidden, part="mlp")
-    yield _activation(f"{name} activation", inputs, f / t * T)
-    yield Product(f"{name} down", T, shape.hidden, f / t, part="mlp", last=True)
-
-
-def _activation(name: str, inputs: int, elements: float) -> Sweep:
-    size = HALF * elements
-    return Sweep(name, (inputs + 1) * size, (2 * inputs + 1) * size, part="activation")
-
-
-def _experts(cut: Slice) -> Iterator[Work]:
-    """Router, tokens in the order of experts and back, experts of equal load, shared experts."""
-    shape, layout = cut.shape, cut.layout
-    f, K, h = shape.moe_ffn or shape.ffn, shape.top_k, shape.hidden
-    t = expert_tp(layout)
-    mine = shape.experts / layout.ep
-    tokens = cut.own_tokens if t == 1 else cut.tokens
-    each = tokens * K / mine
-    inputs = 2 if shape.activation == "swiglu" else 1
-    yield Product("router", cut.own_tokens, shape.experts, h)
-    chances = 4 * shape.experts * cut.own_tokens
-    yield Sweep("choice", 8 * chances, 8 * chances, ROUTER_KERNELS)
-    moved = HALF * K * h * tokens
-    yield Sweep("dispatch", 3 * moved, 3 * moved, DISPATCH_KERNELS)
-    yield Product("experts up", each, inputs * f / t, h, mine, "experts", kernels=2 * mine)
-    yield _activation("experts activation", inputs, f / t * tokens * K)
-    yield Product("experts down", each, h, f / t, mine, "experts", kernels=2 * mine)
-    yield Sweep("combine", 3 * moved, 3 * moved, COMBINE_KERNELS)
-    if shape.shared_experts:
-        yield from _mlp(cut, "shared experts", shape.shared_experts * f)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from phalanx.core.errors import UsageError
 from phalanx.core.model import ModelShape
+from phalanx.core.operator import AttentionCore
+from phalanx.core.operators import blocks, describe, elements, parameters_of
 from phalanx.core.recompute import NONE, Recompute
 
 
@@ -33,8 +35,11 @@ def matmul_params(shape: ModelShape) -> int:
     top K of the E routed ones), biases and norms, and the output head, also where it is tied to
     the embedding. Not counted: the token table and learned positions, which are looked up.
     """
-    tied_head = shape.vocab * shape.hidden if shape.tied else 0
-    return shape.active_params() - shape.embedding_params() + tied_head
+    return elements(describe(shape).head) + _active_params_of_blocks(shape)
+
+
+def _active_params_of_blocks(shape: ModelShape) -> int:
+    return sum(count * elements(block, shape.top_k) for block, count in blocks(shape))
 
 
 def attention_flops_per_token(shape: ModelShape, seq: int, causal: bool) -> float:
@@ -51,8 +56,13 @@ def attention_flops_per_token(shape: ModelShape, seq: int, causal: bool) -> floa
 
 def forward_attention_flops_per_token(shape: ModelShape, seq: int, causal: bool) -> float:
     """FLOP of the attention scores in forward alone, 4 L a d s: a third of the training cost."""
-    sizes = shape.qk_nope + shape.qk_rope + shape.v_head if shape.is_mla else 2 * shape.head_dim
-    return 2 * shape.layers * shape.heads * sizes * seq * (0.5 if causal else 1.0)
+    cores = sum(
+        count * op.computes.heads.channels * (op.computes.query + op.computes.value)
+        for block, count in blocks(shape)
+        for op in block
+        if isinstance(op.computes, AttentionCore)
+    )
+    return 2 * cores * seq * (0.5 if causal else 1.0)
 
 
 def flops_per_token(shape: ModelShape, seq: int, causal: bool) -> float:
@@ -80,8 +90,8 @@ def recompute_flops_per_token(
         none        0
         selective   4 L a d s            attention scores (causal: half)
         full        2 N' + 4 L a d s     every block; N' is N without final norm and head
-        parts       2 h f, twice for swiglu, of each dense block for mlp; 2 h (g d + f) for
-                    operators, the keys and one input of the activation; 0 for what is no product
+        parts       2 h f, twice for swiglu, of each MLP for mlp; 2 h (g d + f) for operators, the
+                    keys and one input of the activation; 0 for what is no product
 
     Source: Korthikanti et al. 2022 (arXiv:2205.05198), section 5 and appendix A.
 
@@ -90,18 +100,18 @@ def recompute_flops_per_token(
     """
     scores = forward_attention_flops_per_token(shape, seq, causal)
     if recompute.segment:
-        return 2.0 * sum(shape.layer_active_params(i) for i in range(shape.layers)) + scores
+        return 2.0 * _active_params_of_blocks(shape) + scores
     return scores * recompute.core + 2.0 * _repeated_params(shape, recompute.parts)
 
 
 def _repeated_params(shape: ModelShape, parts: frozenset[str]) -> int:
     """Parameters of the products that recomputing parts of all blocks repeats."""
-    dense = sum(not shape.routes(layer) for layer in range(shape.layers))
-    inputs = 2 if shape.activation == "swiglu" else 1
-    keys = 0 if shape.is_mla else shape.layers * shape.hidden * shape.kv_heads * shape.head_dim
-    if "mlp" not in parts:
-        inputs = min(inputs, int("operators" in parts))
-    return keys * ("operators" in parts) + dense * inputs * shape.hidden * shape.ffn
+    return sum(
+        count * parameter.elements(shape.top_k)
+        for block, count in blocks(shape)
+        for parameter in parameters_of(block)
+        if parameter.again & parts
+    )
 
 
 def utilization(

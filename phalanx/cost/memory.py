@@ -16,7 +16,6 @@ from phalanx.core.errors import UsageError
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe
-from phalanx.cost.axes.context import held_in_backward
 from phalanx.cost.params import (
     Held,
     block_held,
@@ -38,7 +37,7 @@ from phalanx.cost.saved import (
     mlp_saved,
 )
 from phalanx.cost.state import StateBytes
-from phalanx.schedules.placement import placement
+from phalanx.schedules.layouts import num_stages, placement
 
 BF16 = 2
 Moment = Literal["forward", "loss", "backward"]
@@ -50,6 +49,30 @@ _WIDTHS = {
     "fp32": (4, 0, 8),
     "fp64": (8, 0, 16),
 }
+
+
+def held_in_backward(shape: ModelShape, layout: Layout, element: int) -> float:
+    """Bytes per token of a rank that attention holds at most while it is differentiated.
+
+    For q elements of queries and results, k of keys and values, e bytes each and w while they are
+    added up: 2 q of gradients come in, 2 k of blocks are here or on their way, and q + k leave the
+    kernel. Beside that
+
+        ring       w (q + 4 k)          what a rank adds to its own, to this block, and what
+                                        arrives and leaves; 2 k between two ranks
+        gather     w (q + (c + 2) k)    of all blocks at once, and c k of keys and values
+        ulysses    e 2 (q + k)          of all tokens and of this rank's, before and after the trade
+    """
+    t, c, wide = layout.tp, layout.cp, max(element, 4)
+    q, k = shape.heads // t * shape.qk_width, shape.kv_heads_of_rank(t) * shape.kv_width
+    common = element * (2 * shape.hidden + q + k)
+    match layout.context:
+        case "gather":
+            return common + element * c * k + wide * (q + (c + 2) * k)
+        case "ulysses":
+            return common + element * 2 * (q + k)
+        case _:
+            return common + element * 2 * k + wide * (q + (4 if c > 2 else 2) * k)
 
 
 @dataclass(frozen=True)
@@ -249,7 +272,7 @@ class _Rank:
     @property
     def last(self) -> bool:
         """Whether it computes the loss."""
-        return self.layout.num_stages - 1 in self.stages
+        return num_stages(self.layout) - 1 in self.stages
 
     @cached_property
     def kinds(self) -> dict[int, int]:

@@ -1,17 +1,110 @@
-"""How many parameters one rank holds before ZeRO cuts them, for every kind of model.
+"""How many parameters a model has, and how many of them one rank holds before ZeRO cuts them.
 
-`cost/units.py` lists what the trainer's own units hold; for dense models the sums agree. This
-page also knows latent attention and experts, and sizes the largest rank where shares are uneven.
+Every count is a sum over the parameters that the operators of a model name; see
+`core/operators/`. Where tp cannot cut evenly, the first rank holds the most.
 
-Symbols: h hidden, a heads, g kv heads, d head size, f ffn width, V vocabulary, E experts, t tp,
-e ep.
+Symbols: E experts, e ep.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
+
+import numpy as np
 
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
-from phalanx.schedules.placement import placement
+from phalanx.core.operator import UNITS, ModelOperators, Operators, Parameter, UnitName, Width
+from phalanx.core.operators import describe, parameters_of
+from phalanx.cost.holdings import Holdings, Place, layers_of_slice
+from phalanx.cost.table import Booleans, Integers, Table
+from phalanx.schedules.layouts import layers_of_stages, num_stages, placement
+
+
+class UnitSize(NamedTuple):
+    """What data-parallel ranks gather and reduce together: a block, its experts, a table, a norm.
+
+    Attributes:
+        name: of a block "block" or "experts", else as the trainer calls it.
+        unit: what it is counted by.
+        params: elements that a rank holds of it.
+        partial: elements held whole whose gradient on one tensor-parallel rank is a part of the
+            sum, because the rank applies them to a part of the sequence, or of the heads.
+        shared: elements that several tensor-parallel ranks hold, because there are more ranks than
+            pieces; they add up the gradient.
+        experts: only ranks with the same place along ep hold the same of it.
+    """
+
+    name: str
+    unit: Place
+    params: Integers
+    partial: Integers
+    shared: Integers
+    experts: bool
+
+
+class Cuts(NamedTuple):
+    """Into how many parts the parameters of one rank are cut; columns, or single numbers.
+
+    Attributes:
+        t: over tp.
+        experts_t: each expert over tp.
+        e: experts over ep.
+        place: which of the t parts; the first is the largest.
+    """
+
+    t: Integers
+    experts_t: Integers
+    e: Integers
+    place: int = 0
+
+    @classmethod
+    def of(cls, sizes: Layout | Table, place: int = 0) -> "Cuts":
+        """Those of a layout, or of every row of a table.
+
+        ep takes ranks from dp x cp. If it does not divide them it also takes those of tp, as
+        Megatron-LM does with an expert tensor-parallel size of 1: then each expert is whole.
+        """
+        t, e = np.asarray(sizes.tp), np.asarray(sizes.ep)
+        return cls(t, np.where(sizes.dp * sizes.cp % e == 0, t, 1), e, place)
+
+    def held(self, parameter: Parameter) -> Integers:
+        """Elements of a parameter on the rank."""
+        experts = -(-parameter.experts // self.e) if parameter.experts else 1
+        t = self.experts_t if parameter.experts else self.t
+        elements: Integers = experts * parameter.held(t, self.place)
+        return elements
+
+
+def unit_sizes(table: Table, model: ModelOperators, tp_index: int = 0) -> Iterator[UnitSize]:
+    """Every kind of unit, as tp rank `tp_index` of every row holds it."""
+    cuts, none = Cuts.of(table, tp_index), np.zeros_like(table.tp)
+    is_partial = {"never": none, "sp": none + table.sp, "tp": none + 1}
+    for unit in UNITS:
+        for name, parameters in _by_unit(unit, model.of(unit)).items():
+            params, partial, shared = none, none, none
+            for parameter in parameters:
+                held = cuts.held(parameter)
+                params = params + held
+                partial = partial + held * is_partial[parameter.tp_reduce]
+                if parameter.cut:
+                    shared = shared + held * parameter.cut.is_shared(table.tp)
+            yield UnitSize(name, unit, params, partial, shared, name == "experts")
+
+
+def is_apart(held: Holdings, size: UnitSize) -> Booleans:
+    """In which rows a unit is one of its own: a tied head is not where one rank has both ends."""
+    is_tied_head = size.unit == "head" and size.name == "embedding"
+    return ~held.ends_together | (not is_tied_head)
+
+
+def _by_unit(unit: UnitName, operators: Operators) -> dict[str, list[Parameter]]:
+    """The parameters of a block and those of its experts; of an end by the name of each unit."""
+    units: dict[str, list[Parameter]] = {}
+    for parameter in parameters_of(operators):
+        of_block = "experts" if parameter.experts else "block"
+        name = of_block if unit.endswith("block") else parameter.name.split(".")[0]
+        units.setdefault(name, []).append(parameter)
+    return units
 
 
 class Held(NamedTuple):
@@ -35,36 +128,27 @@ class Held(NamedTuple):
         return Held(self.shared + other.shared, self.experts + other.experts)
 
 
-def expert_tp(layout: Layout) -> int:
-    """Over how many tp ranks one expert is cut: t, or 1 where ep needs the tp ranks itself.
-
-    ep takes ranks from dp x cp; if it does not divide them it also takes those of tp, as
-    Megatron-LM does with an expert tensor-parallel size of 1.
-    """
-    return layout.tp if layout.dp * layout.cp % layout.ep == 0 else 1
+def _held(operators: Operators, layout: Layout, leave_out: str = "") -> Held:
+    cuts, counts = Cuts.of(layout), [0, 0]
+    for parameter in parameters_of(operators):
+        if parameter.name != leave_out:
+            counts[parameter.experts > 0] += int(cuts.held(parameter))
+    return Held(*counts)
 
 
 def block_held(shape: ModelShape, layout: Layout, layer: int) -> Held:
-    """Parameters of block `layer` on one rank: matrices cut over t, norms whole."""
-    common = _attention(shape, layout.tp) + 2 * shape.norm_params()
-    if not shape.is_moe or layer < shape.dense_layers:
-        return Held(common + _mlp(shape, shape.ffn, layout.tp))
-    width = shape.moe_ffn or shape.ffn
-    shared = shape.shared_experts * _mlp(shape, width, layout.tp)
-    router = shape.hidden * shape.experts
-    mine = -(-shape.experts // layout.ep)
-    return Held(common + router + shared, mine * _mlp(shape, width, expert_tp(layout)))
+    """Parameters of block `layer` on the first tp rank: matrices cut over t, norms whole."""
+    return _held(describe(shape).block(routed=shape.routes(layer)).all, layout)
 
 
 def table_held(shape: ModelShape, layout: Layout) -> int:
     """Parameters of the token table on the rank that has most rows of it."""
-    return -(-shape.vocab // layout.tp) * shape.hidden
+    return int(Width(shape.vocab).held(np.asarray(layout.tp))) * shape.hidden
 
 
 def embedding_held(shape: ModelShape, layout: Layout) -> Held:
     """Parameters of the token table, cut over t, and of learned positions."""
-    positions = shape.max_positions * shape.hidden if shape.positions == "learned" else 0
-    return Held(table_held(shape, layout) + positions)
+    return _held(describe(shape).embedding, layout)
 
 
 def head_held(shape: ModelShape, layout: Layout) -> Held:
@@ -72,17 +156,12 @@ def head_held(shape: ModelShape, layout: Layout) -> Held:
 
     Where one rank holds both ends, it is the table of tokens itself.
     """
-    tied_here = shape.tied and placement(layout).ends_together
-    return Held(shape.norm_params() + (0 if tied_here else table_held(shape, layout)))
+    tied_here = "embedding.weight" if placement(layout).ends_together else ""
+    return _held(describe(shape).head, layout, leave_out=tied_here)
 
 
 def stages_of_rank(layout: Layout, pp_rank: int) -> tuple[int, ...]:
-    """The stages of a pipeline rank, as its schedule places them.
-
-    others               r, r + p, r + 2 p, ...
-    zb-v, dualpipev      r on the way down, 2 p - 1 - r on the way up
-    dualpipe             r, and p - 1 - r of the second copy of the model
-    """
+    """The stages of a pipeline rank, as its schedule places them."""
     return placement(layout).slices_of(pp_rank)
 
 
@@ -94,16 +173,14 @@ def rank_held(shape: ModelShape, layout: Layout, pp_rank: int) -> Held:
             held = held.plus(block_held(shape, layout, layer))
         if stage == 0:
             held = held.plus(embedding_held(shape, layout))
-        if stage == layout.num_stages - 1:
+        if stage == num_stages(layout) - 1:
             held = held.plus(head_held(shape, layout))
     return held
 
 
 def stage_layers(shape: ModelShape, layout: Layout, stage: int) -> range:
     """The blocks of one stage."""
-    sizes = layout.layers_of_stages(shape.layers)
-    first = sum(sizes[:stage])
-    return range(first, first + sizes[stage])
+    return layers_of_slice(layers_of_stages(layout, shape.layers), stage)
 
 
 def copies(layout: Layout) -> Held:
@@ -117,26 +194,6 @@ def copies(layout: Layout) -> Held:
     return Held(group, max(experts, 1))
 
 
-def _attention(shape: ModelShape, t: int) -> int:
-    if shape.is_mla:
-        return _latent_attention(shape, t)
-    h, d = shape.hidden, shape.head_dim
-    a, g = -(-shape.heads // t), -(-shape.kv_heads // t)
-    biases = shape.has_qkv_bias * (a + 2 * g) * d + shape.bias * h
-    return h * d * (2 * a + 2 * g) + biases + (2 * d if shape.qk_norm else 0)
-
-
-def _latent_attention(shape: ModelShape, t: int) -> int:
-    """The products that compress are whole on every rank; those that expand are cut by heads."""
-    h, a = shape.hidden, -(-shape.heads // t)
-    qk, r_q, r_kv = shape.qk_nope + shape.qk_rope, shape.q_lora_rank, shape.kv_lora_rank
-    query = h * r_q + r_q + r_q * a * qk if r_q else h * a * qk
-    key_value = h * (r_kv + shape.qk_rope) + r_kv + r_kv * a * (shape.qk_nope + shape.v_head)
-    return query + key_value + a * shape.v_head * h
-
-
-def _mlp(shape: ModelShape, width: int, t: int) -> int:
-    f = -(-width // t)
-    matrices = 3 if shape.activation == "swiglu" else 2
-    biases = (matrices - 1) * f + shape.hidden if shape.bias else 0
-    return matrices * shape.hidden * f + biases
+def expert_tp(layout: Layout) -> int:
+    """Over how many tp ranks one expert is cut."""
+    return int(Cuts.of(layout).experts_t)

@@ -1,11 +1,11 @@
 """What a block keeps between its forward and its backward, tensor by tensor.
 
-Every tensor is given by its bytes per token of the micro-batch and by how it is cut, so the total
-of a block is three numbers that any layout can be priced with. The formula of Korthikanti et al.
-2022 (arXiv:2205.05198), 34 + 5 a s / h, comes out under its assumptions (`PAPER`).
+Which tensors there are stands in `core/operators/`; here each becomes bytes per token of the
+micro-batch, as a program stores it, so that any layout can be priced with a few sums. The formula
+of Korthikanti et al. 2022 (arXiv:2205.05198), 34 + 5 a s / h, comes out under its assumptions
+(`PAPER`).
 
-Symbols: h hidden, a heads, g kv heads, d head size, f ffn width, E experts, K experts per token,
-s sequence length, t tp.
+Symbols: h hidden, a heads, s sequence length, t tp.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,40 +14,19 @@ from typing import Literal, NamedTuple
 
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
+from phalanx.core.operator import AttentionCore, Format, Operators, SavedTensor
+from phalanx.core.operators import describe
 from phalanx.core.recompute import Recompute
 
 Cut = Literal["tp", "sequence", "whole"]
 Part = Literal["input", "block", "core"]
 
 FP32 = 4
-
-# What is let go where a part of a block is recomputed, by the first words of its names; see
-# `core.layout.RECOMPUTE_PARTS` and phalanx/trainer/engine/saved.py.
-KEPT_BY = {
-    "core": ("softmax", "dropped softmax"),
-    "norms": ("attention input", "mlp input"),
-    "mlp": ("mlp: ", "shared experts: ", "experts: after activation"),
-    "activation": (
-        "mlp: after activation",
-        "experts: after activation",
-        "shared experts: after activation",
-    ),
-    "latent": ("query", "key", "value"),
-    "experts": ("dispatched tokens", "experts: ", "expert results"),
-    "operators": (
-        "attention input",
-        "mlp input",
-        "mlp: after activation",
-        "experts: after activation",
-        "shared experts: after activation",
-        "keys",
-        "mlp: first",
-    ),
-}
+_READ_BY: dict[Format, Literal["product", "both"]] = {"operand": "product", "both": "both"}
 
 
 class Saved(NamedTuple):
-    """One kind of tensor that backward will read.
+    """One kind of tensor that backward will read, as a program stores it.
 
     Attributes:
         name: what it is.
@@ -56,6 +35,9 @@ class Saved(NamedTuple):
         part: "input" outlives full recomputation, "core" is the attention core, "block" the rest.
         most: into how many parts tp can cut it; of more ranks, several keep the same. 0 sets no
             limit.
+        freed_by: the parts of a block under whose recomputation it is not saved.
+        read_by: what reads it: operators, or a product, which in low precision keeps it as it
+            multiplies, or both.
     """
 
     name: str
@@ -63,6 +45,8 @@ class Saved(NamedTuple):
     cut: Cut
     part: Part = "block"
     most: int = 0
+    freed_by: frozenset[str] = frozenset()
+    read_by: Literal["operators", "product", "both"] = "operators"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,33 +134,78 @@ def block_saved(
         element: bytes of one activation.
         stack: the program.
     """
-    attention = _latent_attention if shape.is_mla else _attention
-    return (
-        *_norm("attention norm", shape, element, stack, part="input"),
-        *attention(shape, seq, element, stack),
-        *_mask("attention output mask", shape.hidden, stack),
-        *_norm("mlp norm", shape, element, stack),
-        *(_experts(shape, element, stack) if shape.routes(layer) else _mlp(shape, element)),
-        *_mask("mlp output mask", shape.hidden, stack),
-    )
+    block = describe(shape).block(routed=shape.routes(layer))
+    return saved_by(block.all, seq, element, stack)
 
 
 def head_saved(shape: ModelShape, element: int, stack: Stack) -> tuple[Saved, ...]:
     """What the final norm, the projection and the loss keep."""
-    return (
-        *_norm("final norm", shape, element, stack, part="input"),
-        Saved("head input", shape.hidden * element, "sequence"),
-        Saved("logits", shape.vocab * stack.logit_kept, "tp"),
-        Saved("softmax sums", FP32 if stack.statistics else 0, "whole"),
+    return saved_by(describe(shape).head, 0, element, stack)
+
+
+def saved_by(operators: Operators, seq: int, element: int, stack: Stack) -> tuple[Saved, ...]:
+    """Everything that operators keep for one micro-batch; see `block_saved`."""
+    found = list[Saved]()
+    for operator in operators:
+        for tensor in operator.saves:
+            if size := _bytes_of_element(tensor, element, stack):
+                found.append(_saved(tensor, size, stack))
+        if isinstance(operator.computes, AttentionCore):
+            found += _scores(operator.computes, seq, element, stack)
+    return tuple(found)
+
+
+def _bytes_of_element(tensor: SavedTensor, element: int, stack: Stack) -> float:
+    """What one number of it takes; nothing if a program does not keep it."""
+    sizes: dict[Format, float] = {
+        "fp32": FP32,
+        "statistics": FP32 * stack.statistics,
+        "angles": element * stack.angles,
+        "mask": stack.mask_bytes,
+        "logits": stack.logit_kept,
+    }
+    return sizes.get(tensor.format, element)
+
+
+def _saved(tensor: SavedTensor, size: float, stack: Stack) -> Saved:
+    width, tokens = tensor.width, tensor.tokens
+    channels = width.channels
+    if tokens == "routed":
+        tokens = "gathered" if stack.gathers_experts else "own"
+        channels = channels if stack.gathers_experts else tensor.others or channels
+    cut: Cut = "sequence" if tokens == "own" else "tp" if width.cut else "whole"
+    return Saved(
+        tensor.name,
+        channels * size,
+        cut,
+        part="input" if tensor.is_input else "block",
+        most=width.pieces if cut == "tp" else 0,
+        freed_by=tensor.freed_by,
+        read_by=_READ_BY.get(tensor.format, "operators"),
     )
+
+
+def _scores(core: AttentionCore, seq: int, element: int, stack: Stack) -> Iterator[Saved]:
+    """Softmax and what is dropped of it, or only its statistics."""
+    a, core_alone = core.heads.channels, frozenset({"core"})
+
+    def kind(name: str, size: float) -> Saved:
+        return Saved(name, a * size, "tp", "core", freed_by=core_alone)
+
+    if not stack.fused_attention:
+        yield kind("softmax", seq * element)
+        if stack.mask_bytes:
+            yield kind("softmax mask", seq * stack.mask_bytes)
+            yield kind("dropped softmax", seq * element)
+    elif stack.statistics:
+        yield kind("softmax statistics", FP32)
 
 
 def kept(saved: Iterable[Saved], recompute: Recompute) -> tuple[Saved, ...]:
     """What is left of it where whole blocks, or parts of each, are computed again."""
     if recompute.segment:
         return tuple(item for item in saved if item.part == "input")
-    names = tuple(name for part in recompute.parts for name in KEPT_BY[part])
-    return tuple(item for item in saved if not item.name.startswith(names))
+    return tuple(item for item in saved if not item.freed_by & recompute.parts)
 
 
 def mlp_saved(saved: tuple[Saved, ...]) -> tuple[Saved, ...]:
@@ -190,113 +219,3 @@ def bytes_per_token(saved: Iterable[Saved], layout: Layout) -> float:
     t = layout.tp
     parts = {"tp": t, "sequence": t if layout.sequence_parallel else 1, "whole": 1}
     return sum(item.bytes / min(parts[item.cut], item.most or t) for item in saved)
-
-
-def _norm(
-    name: str,
-    shape: ModelShape,
-    element: int,
-    stack: Stack,
-    *,
-    width: int = 0,
-    part: Part = "block",
-) -> Iterator[Saved]:
-    """Its input, and one statistic per token: two of a layernorm, which also centres."""
-    h = width or shape.hidden
-    yield Saved(f"{name} input", h * element, "sequence", part)
-    if stack.statistics:
-        count = 2 if shape.norm == "layernorm" else 1
-        yield Saved(f"{name} statistics", count * FP32, "sequence")
-
-
-def _mask(name: str, h: int, stack: Stack) -> Iterator[Saved]:
-    if stack.mask_bytes:
-        yield Saved(name, h * stack.mask_bytes, "sequence")
-
-
-def _attention(shape: ModelShape, seq: int, element: int, stack: Stack) -> Iterator[Saved]:
-    a, g, d = shape.heads, shape.kv_heads, shape.head_dim
-    yield Saved("attention input", shape.hidden * element, "sequence")
-    if stack.angles and shape.positions == "rope":
-        yield Saved("rotary angles", d * element, "whole")
-    if shape.qk_norm:
-        for name, heads in (("query", a), ("key", g)):
-            yield Saved(f"{name} norm input", heads * d * element, "tp", most=heads)
-            statistics = heads * FP32 * stack.statistics
-            yield Saved(f"{name} norm statistics", statistics, "tp", most=heads)
-    yield Saved("query", a * d * element, "tp")
-    yield Saved("keys", g * d * element, "tp", most=g)
-    yield Saved("values", g * d * element, "tp", most=g)
-    yield from _core(shape, seq, element, stack)
-    yield Saved("attention result", a * d * element, "tp")
-
-
-def _core(shape: ModelShape, seq: int, element: int, stack: Stack) -> Iterator[Saved]:
-    """Softmax and what is dropped of it, or only its statistics."""
-    if not stack.fused_attention:
-        yield Saved("softmax", shape.heads * seq * element, "tp", "core")
-        if stack.mask_bytes:
-            scores = shape.heads * seq
-            yield Saved("softmax mask", scores * stack.mask_bytes, "tp", "core")
-            yield Saved("dropped softmax", scores * element, "tp", "core")
-    elif stack.statistics:
-        yield Saved("softmax statistics", shape.heads * FP32, "tp", "core")
-
-
-def _latent_attention(shape: ModelShape, seq: int, element: int, stack: Stack) -> Iterator[Saved]:
-    """DeepSeek-V2 (arXiv:2405.04434), section 2.1: compressed q and kv, with a norm on each."""
-    a, qk = shape.heads, shape.qk_nope + shape.qk_rope
-    yield Saved("attention input", shape.hidden * element, "sequence")
-    if stack.angles and shape.positions == "rope":
-        yield Saved("rotary angles", shape.qk_rope * element, "whole")
-    for name, rank in (("query", shape.q_lora_rank), ("key-value", shape.kv_lora_rank)):
-        if rank:
-            yield Saved(f"{name} norm input", rank * element, "sequence")
-            yield Saved(f"{name} norm statistics", FP32 * stack.statistics, "sequence")
-            yield Saved(f"compressed {name}", rank * element, "sequence")
-    yield Saved("query", a * qk * element, "tp")
-    yield Saved("key", a * qk * element, "tp")
-    yield Saved("value", a * shape.v_head * element, "tp")
-    yield from _core(shape, seq, element, stack)
-    yield Saved("attention result", a * shape.v_head * element, "tp")
-
-
-def _mlp(shape: ModelShape, element: int) -> Iterator[Saved]:
-    yield Saved("mlp input", shape.hidden * element, "sequence")
-    yield from _width("mlp", shape.ffn, shape, element, "tp")
-
-
-def _experts(shape: ModelShape, element: int, stack: Stack) -> Iterator[Saved]:
-    """Router, rows, experts of equal load, and the results that are weighed.
-
-    A rank sends out its own tokens K times and receives as many.
-    """
-    h, K, f = shape.hidden, shape.top_k, shape.expert_width
-    tokens: Cut = "whole" if stack.gathers_experts else "sequence"
-    width: Cut = "tp" if stack.gathers_experts else "sequence"
-    yield Saved("mlp input", h * element, tokens)
-    yield Saved("router", _router(shape, stack) * FP32, tokens)
-    yield Saved("dispatched tokens", K * h * element, tokens)
-    yield from _width("experts", K * f, shape, element, width)
-    yield Saved("expert results", K * h * element, tokens)
-    if shape.shared_experts:
-        yield from _width("shared experts", shape.shared_experts * f, shape, element, "tp")
-
-
-def _router(shape: ModelShape, stack: Stack) -> int:
-    """Numbers of each token: affinities, weights, and those that these are made of.
-
-    Others keep logits and affinities.
-    """
-    if not stack.gathers_experts:
-        return 2 * shape.experts
-    chosen = shape.top_k + 1 if shape.normalised else 0  # with their sum
-    return shape.experts + shape.top_k + chosen
-
-
-def _width(name: str, f: int, shape: ModelShape, element: int, cut: Cut) -> Iterator[Saved]:
-    """Inputs of the activation function, and its result, which the next product reads."""
-    if shape.activation == "swiglu":
-        yield Saved(f"{name}: second before activation", f * element, cut)
-    yield Saved(f"{name}: first before activation", f * element, cut)
-    yield Saved(f"{name}: after activation", f * element, cut)

@@ -18,6 +18,8 @@ from phalanx.core.offload import Offload
 from phalanx.core.precision import Precision
 from phalanx.core.recompute import Recompute
 from phalanx.core.run import Recipe, Run
+from phalanx.schedules.layouts import chunks
+from phalanx.schedules.registry import find_schedule
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -118,7 +120,7 @@ class Table:
             recipe=recipe,
             precision=layouts[0].precision,
             shards=_integers(x.shards for x in layouts),
-            v=_integers(x.chunks for x in layouts),
+            v=_integers(chunks(x) for x in layouts),
             sp=_switches(x.sequence_parallel for x in layouts),
             reshard=_switches(x.reshard for x in layouts),
             compile=_switches(x.compile for x in layouts),
@@ -159,6 +161,16 @@ class Table:
     def zero_stage(self) -> Integers:
         """What is really sharded: `zero`, or 0 where no two ranks share a copy."""
         return np.where(self.sharers > 1, self.zero, 0)
+
+    @property
+    def asynchronous(self) -> Booleans:
+        """Whether every micro-batch moves the weights, rather than all of a step together."""
+        return self.schedule.test(lambda name: find_schedule(name).asynchronous)
+
+    @property
+    def reduces_every(self) -> Booleans:
+        """Whether the gradients of every micro-batch are reduced by themselves."""
+        return (self.zero_stage >= 2) | self.asynchronous
 
     @property
     def sequence_parts(self) -> Integers:

@@ -1,6 +1,6 @@
 """Bytes that one rank sends on each axis, by the papers' formulas.
 
-`cost/axes` says what our own step sends, message by message; summed, it must agree with these.
+`cost/messages` says what our own step sends, message by message; summed, it must agree with these.
 
 Symbols: s sequence length, b sequences per micro-batch, h hidden, g kv heads, d head size,
 L layers, t tp, p pp, c cp, K experts per token.

@@ -1,4 +1,4 @@
-"""The questions that the oracle is asked: a fixed covering set, and a random sample."""
+"""The cases that the oracle takes: a fixed covering set, and a random sample."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -6,11 +6,12 @@ from random import Random
 from typing import Any
 
 from phalanx.core.errors import PhalanxError, RefusedError
-from phalanx.core.layout import CONTEXTS, SCHEDULES, Layout
+from phalanx.core.layout import CONTEXTS, Layout
 from phalanx.core.precision import SCALED
-from phalanx.cost.axes.pipeline import enough
 from phalanx.data.synthetic import Masked
 from phalanx.oracle.verify import Case, Tables, default_case, refuse_unprovable
+from phalanx.schedules.layouts import enough_micro_batches, num_stages
+from phalanx.schedules.registry import SPECS
 
 Table = dict[str, dict[str, Any]]
 
@@ -67,7 +68,7 @@ DRAWN = tuple(name for name in FEATURES if name != "stochastic")
 
 
 @dataclass(frozen=True)
-class Question:
+class CaseSpec:
     """A case in words.
 
     Attributes:
@@ -86,7 +87,7 @@ class Question:
 
     @property
     def unusual(self) -> str:
-        """What is asked beside the layout, in a few words."""
+        """What differs beside the layout, in a few words."""
         words = [*self.features]
         words += ["documents"] if self.documents else []
         words += [f"masked={self.masked}"] if self.masked != "uneven" else []
@@ -119,11 +120,11 @@ def merged(tables: Iterable[Tables]) -> Table:
     return result
 
 
-def _cover(line: str) -> Question:
+def _parsed(line: str) -> CaseSpec:
     """Read `layout | features | mask`, the last two optional."""
     layout, words, mask = (*(part.strip() for part in line.split("|")), "", "")[:3]
     names = words.split()
-    return Question(
+    return CaseSpec(
         layout=layout,
         features=tuple(name for name in names if name != "documents"),
         masked=mask or "uneven",  # type: ignore[arg-type]  # the lines below write no other
@@ -137,8 +138,8 @@ RECOMPUTES = (
 )
 
 # Every pair of features that meet somewhere in the code, at least once.
-COVER = tuple(
-    _cover(line)
+COVERING_SET = tuple(
+    _parsed(line)
     for line in """
     dp=1 mb=2 recompute=full logits=24 offload=activations+nvme | tied dropout smoothing
     tp=2 mb=2 precision=fp16 | gpt odd max-norm
@@ -234,35 +235,35 @@ COVER = tuple(
 )
 
 
-def cover(max_ranks: int = 8) -> list[Question]:
+def covering_set(max_ranks: int = 8) -> list[CaseSpec]:
     """The covering set, those of more than `max_ranks` ranks left out."""
-    return [q for q in COVER if Layout.parse(q.layout).ranks <= max_ranks]
+    return [q for q in COVERING_SET if Layout.parse(q.layout).ranks <= max_ranks]
 
 
-def sample(count: int, max_ranks: int, seed: int, changes: Tables | None = None) -> list[Question]:
-    """Draw questions that can be asked; the same ones for the same arguments.
+def sample(count: int, max_ranks: int, seed: int, changes: Tables | None = None) -> list[CaseSpec]:
+    """Draw cases that can be run; the same ones for the same arguments.
 
     Fused blocks are not drawn, since compiling takes longer than the rest of a case ten times
-    over; `changes` may have layout.compile=on, and pairs of features are asked with it.
+    over; `changes` may have layout.compile=on, and pairs of features have it.
 
     Args:
         count: how many.
         max_ranks: of a layout.
         seed: of the draw.
-        changes: keys that every question has, whatever was drawn.
+        changes: keys that every case has, whatever was drawn.
 
     Raises:
         RefusedError: hardly anything that is drawn goes together with `changes`.
     """
     random = Random(f"{seed}/{max_ranks}")
-    drawn: list[Question] = []
+    drawn: list[CaseSpec] = []
     refused = 0
     while len(drawn) < count:
-        question = _draw(random, max_ranks)
-        question = replace(question, tables=merged([question.tables, changes or {}]))
+        spec = _draw(random, max_ranks)
+        spec = replace(spec, tables=merged([spec.tables, changes or {}]))
         try:
-            refuse_unprovable(question.case().run)
-            drawn.append(question)
+            refuse_unprovable(spec.case().run)
+            drawn.append(spec)
         except PhalanxError as refusal:
             refused += 1
             if refused > 100 * (len(drawn) + 1):
@@ -270,8 +271,8 @@ def sample(count: int, max_ranks: int, seed: int, changes: Tables | None = None)
     return drawn
 
 
-def _draw(random: Random, max_ranks: int) -> Question:
-    """One question, perhaps an impossible one."""
+def _draw(random: Random, max_ranks: int) -> CaseSpec:
+    """One case, perhaps an impossible one."""
     layout = _layout(random, max_ranks)
     tables, stages = _sizes(random, layout)
     if stages:
@@ -280,12 +281,12 @@ def _draw(random: Random, max_ranks: int) -> Question:
     if Layout.parse(layout).ep > 1 and not set(names) & set(ROUTED):
         names.append(random.choice(ROUTED))
     masked: Masked = random.choices(("uneven", "holes", "none"), (3, 2, 1))[0]
-    return Question(layout, tuple(names), masked, random.random() < 0.25, tables)
+    return CaseSpec(layout, tuple(names), masked, random.random() < 0.25, tables)
 
 
 def _layout(random: Random, max_ranks: int) -> str:
     dp, pp, tp, cp = _degrees(random, max_ranks)
-    words = {"dp": dp, "pp": pp, "tp": tp, "cp": cp, "zero": random.randrange(4), "v": 1}
+    words = {"dp": dp, "pp": pp, "tp": tp, "cp": cp, "zero": random.randrange(4)}
     words["mb"] = random.choice((1, 1, 2, 3))
     shards = [n for n in range(1, dp + 1) if dp % n == 0]
     words["shard"] = random.choice(shards + shards[1:] + shards[1:-1])
@@ -295,8 +296,9 @@ def _layout(random: Random, max_ranks: int) -> str:
     chosen["offload"] = random.choice(("none", "none", "activations", "optimizer", "nvme"))
     if words["zero"] == 3 and random.random() < 0.3:
         chosen["reshard"] = "off"
-    chosen["schedule"] = random.choice(SCHEDULES)
-    if pp > 1 and chosen["schedule"] == "interleaved":
+    schedule = random.choice(SPECS)
+    chosen["schedule"] = schedule.name
+    if pp > 1 and not schedule.chunks.fixed:
         chosen["v"] = random.choice((1, 2, 2, 3) if pp <= 2 else (1, 2, 2))
     if random.random() < 0.3:
         chosen["precision"] = f"{random.choice(SCALED)}+fp64"
@@ -329,14 +331,14 @@ def _degrees(random: Random, max_ranks: int) -> tuple[int, int, int, int]:
 def _sizes(random: Random, layout: str) -> tuple[Table, tuple[int, ...]]:
     """Layers, heads and batch that suit the layout, mostly; and how uneven its stages are."""
     cut = Layout.parse(layout)
-    layers = max(cut.num_stages, random.randint(2, 4)) + random.choice((0, 0, 1))
+    layers = max(num_stages(cut), random.randint(2, 4)) + random.choice((0, 0, 1))
     stages: tuple[int, ...] = ()
-    if cut.num_stages > 1 and random.random() < 0.3:
-        borders = sorted(random.sample(range(1, layers), cut.num_stages - 1))
+    if num_stages(cut) > 1 and random.random() < 0.3:
+        borders = sorted(random.sample(range(1, layers), num_stages(cut) - 1))
         stages = tuple(b - a for a, b in zip([0, *borders], [*borders, layers], strict=True))
     heads, kv_heads = random.choice(((4, 4), (4, 2), (4, 1), (6, 3), (2, 2)))
-    least = enough(cut, 1)
-    m = enough(cut, least * random.randint(1, max(1, 8 // (cut.mb * least))))
+    least = enough_micro_batches(cut, 1)
+    m = enough_micro_batches(cut, least * random.randint(1, max(1, 8 // (cut.mb * least))))
     batch = cut.dp * cut.mb * m
     model = {"layers": layers, "heads": heads, "kv_heads": kv_heads, "hidden": 12 * heads}
     return {"model": model, "recipe": {"batch": batch, "seed": random.randrange(1000)}}, stages

@@ -3,14 +3,13 @@
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from phalanx.core.precision import Precision
+from phalanx.oracle.limits import Limit, StepLimits
 from phalanx.oracle.reference import ReferenceStep
 from phalanx.trainer.engine.unit import Slot
 from phalanx.trainer.model.experts import Router
@@ -40,56 +39,6 @@ class Seen(NamedTuple):
     largest: float
     size: int
     digest: str
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    """How far a layout may be from the reference.
-
-    Attributes:
-        loss, grad_norm: |x - ref| / |ref|. The largest element, which a recipe may take for the
-            norm, has the rounding of one element.
-        grad, weight: ||x - ref|| / ||ref|| of a tensor.
-        element: largest difference of an element, as a share of the tensor's largest element.
-        noise: a gradient below this share of the whole model's is rounding and nothing else. The
-            bias of the keys has such a one, since softmax does not see it. Under AdamW, which
-            divides by it, the weights of such a tensor may drift.
-    """
-
-    loss: float
-    grad_norm: float
-    grad: float
-    weight: float
-    element: float
-    noise: float
-
-
-TOLERANCES = {
-    "fp64": Tolerance(1e-10, 1e-10, 1e-10, 1e-10, element=1e-8, noise=1e-15),
-    "fp32": Tolerance(1e-5, 1e-5, 1e-5, 1e-5, element=1e-3, noise=1e-7),
-    "fp16": Tolerance(1e-3, 5e-3, 1e-2, 2e-3, element=5e-2, noise=5e-4),
-    "bf16": Tolerance(5e-3, 3e-2, 5e-2, 1e-2, element=2e-1, noise=3e-3),
-}
-
-
-# With products in few bits and the rest in fp64, both sides round the same numbers, and fp64's
-# tolerance holds. Where the rest is shorter, it rounds otherwise under another order of the same
-# sums; then a number near the middle between two of few bits goes up on one side and down on the
-# other, and differs by their whole distance: 1/8 of it in E4M3, 1/4 in E5M2, 1/2 in E2M1. In fp32
-# that is one number in a million, in bf16 most.
-_FEW_BITS = {
-    "fp32": Tolerance(1e-4, 1e-3, 2e-2, 1e-3, element=0.5, noise=1e-6),
-    "bf16": Tolerance(2e-2, 1e-1, 4e-1, 2e-2, element=2.0, noise=1e-2),
-}
-_FOUR_BITS = Tolerance(2e-2, 1e-1, 9e-1, 2e-2, element=4.0, noise=1e-2)
-
-
-def tolerance_of(precision: Precision) -> Tolerance:
-    """How far a run of this precision may be off."""
-    recipe, rest = precision.recipe, precision.rest
-    if not recipe or rest == "fp64":
-        return TOLERANCES[rest]
-    return _FOUR_BITS if (recipe, rest) == ("nvfp4", "bf16") else _FEW_BITS[rest]
 
 
 _SMALLEST = 1e-300  # keeps a division by the norm of a tensor of zeros finite
@@ -123,7 +72,7 @@ def see_biases(routers: Iterable[Router], step: int, reference: ReferenceStep) -
     for router in routers:
         name, shape = f"{router.prefix}.bias", tuple(router.bias.shape)
         declaration = Declaration(name=name, shape=shape)
-        slot = Slot(declaration, declaration.box(1, 0), 0, shape[0])
+        slot = Slot(declaration, declaration.box(), 0, shape[0])
         yield _see(step, "weight", slot, (0, shape[0]), router.bias, reference.weights)
 
 
@@ -154,92 +103,54 @@ def _see(
     )
 
 
-_Places = dict[object, list[Seen]]  # of one tensor: by stretch, what each rank that holds it saw
+class Judgment(NamedTuple):
+    """One field of all tensors, or a number: the worst error, and what is wrong, if anything.
 
-
-class Verdict(NamedTuple):
-    """One field of all tensors: the worst relative error, and what is wrong, if anything."""
+    Attributes:
+        worst: relative error.
+        complaints: one line each.
+        used: the worst error as a share of what is allowed.
+    """
 
     worst: float
     complaints: list[str]
+    used: float
 
 
-def judge(
-    seen: Iterable[Seen], references: list[ReferenceStep], field: str, tolerance: Tolerance
-) -> Verdict:
+_Places = dict[object, list[Seen]]  # of one tensor: by stretch, what each rank that holds it saw
+
+
+def judge(seen: Iterable[Seen], limits: Sequence[StepLimits], field: str) -> Judgment:
     """Put the stretches of every tensor together and compare with the reference.
 
-    The stretches must cover each tensor exactly; of copies of a stretch the worst counts.
+    The stretches must cover each tensor exactly; of copies of a stretch the worst counts. A step
+    that overflows has no gradients to compare, and leaves every weight as it was.
     """
     by_tensor: dict[tuple[int, str], _Places] = defaultdict(lambda: defaultdict(list))
     for item in seen:
         if item.field == field:
             by_tensor[item.step, item.name][item.place].append(item)
-    relative = tolerance.grad if field == "grad" else tolerance.weight
-    scales = _gradient_scales if field == "grad" else _weight_scales
-    worst, complaints = 0.0, []
-    for step, tensors in enumerate(scales(references, tolerance)):
-        for name, scale in tensors.items():
-            error, element, complaint = _errors(by_tensor[step, name], scale)
-            if not complaint and not error <= relative:
-                complaint = f"is off by {error:.1e} of its norm"
-            if not complaint and not element <= tolerance.element:
-                complaint = f"has an element off by {element:.1e} of its largest"
-            worst = max(worst, error)
+    worst, used, complaints = 0.0, 0.0, []
+    for step, limit in enumerate(limits):
+        tensors = limit.grads if field == "grad" else limit.weights
+        for name, allowed in tensors.items():
+            places = by_tensor[step, name]
+            if field == "grad" and limit.overflows:
+                continue
+            error, share, complaint = _errors(places, allowed)
+            if not complaint and limit.overflows and _moved(places, by_tensor[step - 1, name]):
+                complaint = "moved in a step that overflowed"
+            worst, used = max(worst, error), max(used, share)
             if complaint:
                 complaints.append(f"step {step + 1}: {field} of {name} {complaint}")
-    return Verdict(worst, complaints)
+    return Judgment(worst, complaints, used)
 
 
-class _Scale(NamedTuple):
-    """What the differences of one tensor are divided by."""
-
-    size: int
-    norm: float
-    largest: float
-
-
-def _scale(x: Tensor, least: float) -> _Scale:
-    """The norm and the largest element of `x`, or those of a tensor of norm `least`."""
-    norm = float(torch.linalg.vector_norm(x.double()))
-    largest = float(x.abs().max())
-    return _Scale(x.numel(), max(norm, least), max(largest, least / math.sqrt(x.numel())))
-
-
-def _gradient_scales(
-    references: Iterable[ReferenceStep], tolerance: Tolerance
-) -> Iterator[dict[str, _Scale]]:
-    for reference in references:
-        least = max(tolerance.noise * reference.grad_norm / tolerance.grad, _SMALLEST)
-        yield {name: _scale(grad, least) for name, grad in reference.grads.items()}
-
-
-def _weight_scales(
-    references: Iterable[ReferenceStep], tolerance: Tolerance
-) -> Iterator[dict[str, _Scale]]:
-    """Elements count as at least as large as the model's: biases start at zero."""
-    drifts: set[str] = set()
-    for reference in references:
-        noise = tolerance.noise * reference.grad_norm
-        drifts |= {n for n, grad in reference.grads.items() if 0 < grad.double().norm() <= noise}
-        weights = reference.weights
-        typical = _root_mean_square(weights.values())
-        yield {
-            name: _scale(w, math.inf if name in drifts else typical * math.sqrt(w.numel()))
-            for name, w in weights.items()
-        }
-
-
-def _root_mean_square(tensors: Iterable[Tensor]) -> float:
-    squares = [(float(x.double().square().sum()), x.numel()) for x in tensors]
-    return math.sqrt(sum(s for s, _ in squares) / sum(n for _, n in squares))
-
-
-def _errors(places: _Places, scale: _Scale) -> tuple[float, float, str]:
-    """Relative error of the norm, of the worst element, and what is wrong beside the numbers."""
+def _errors(places: _Places, limit: Limit) -> tuple[float, float, str]:
+    """Relative error, its share of what is allowed, and what is wrong."""
     covered = sum(copies[0].size for copies in places.values())
-    if covered != scale.size:
-        return math.inf, math.inf, f"covers {covered} of {scale.size} elements"
+    if covered != limit.size:
+        return math.inf, math.inf, f"covers {covered} of {limit.size} elements"
     for copies in places.values():
         if copies[0].field == "weight" and len({copy.digest for copy in copies}) > 1:
             return math.inf, math.inf, "differs between ranks that hold copies of it"
@@ -247,4 +158,52 @@ def _errors(places: _Places, scale: _Scale) -> tuple[float, float, str]:
     largest = max(copy.largest for copies in places.values() for copy in copies)
     if not math.isfinite(squares):
         return math.inf, math.inf, "is not finite"
-    return math.sqrt(squares) / scale.norm, largest / scale.largest, ""
+    error, element = math.sqrt(squares) / limit.norm, largest / limit.largest
+    used = max(error / limit.off, element / limit.element)
+    complaint = ""
+    if error > limit.off:
+        complaint = f"is off by {error:.1e} of its norm; rounding explains {limit.off:.1e}"
+    elif element > limit.element:
+        complaint = (
+            f"has an element off by {element:.1e} of its largest; "
+            f"rounding explains {limit.element:.1e}"
+        )
+    return error, used, complaint
+
+
+def _moved(places: _Places, before: _Places) -> bool:
+    """Whether any stretch has other bytes than it had after the step before, or at the start."""
+    if not before:
+        return any(copy.squares > 0 for copies in places.values() for copy in copies)
+    return any(copies[0].digest != before[place][0].digest for place, copies in places.items())
+
+
+def judge_numbers(
+    ours: Sequence[Sequence[float]], theirs: Sequence[float], allowed: Sequence[float], name: str
+) -> Judgment:
+    """Compare what each rank says at each step; all must say the same.
+
+    Args:
+        ours: by rank, by step.
+        theirs: the reference's, by step.
+        allowed: the largest difference, by step.
+        name: of the number.
+    """
+    worst, used, complaints = 0.0, 0.0, []
+    for step, (true, limit) in enumerate(zip(theirs, allowed, strict=True)):
+        off = max(_distance(values[step], true) for values in ours)
+        error = off / max(abs(true), 1e-14) if math.isfinite(true) else off
+        worst, used = max(worst, error), max(used, off / max(limit, _SMALLEST))
+        if off > limit:
+            complaints.append(f"step {step + 1}: {name} is off by {error:.1e}")
+    if any(list(values) != list(ours[0]) for values in ours):
+        complaints.append(f"{name} differs between ranks")
+    return Judgment(worst, complaints, used)
+
+
+def _distance(mine: float, true: float) -> float:
+    """Between two numbers; none between two that are not finite."""
+    if not math.isfinite(mine) and not math.isfinite(true):
+        return 0.0
+    off = abs(mine - true)
+    return off if math.isfinite(off) else math.inf

@@ -1,7 +1,7 @@
-"""What goes together: every pair of features, either a question to the oracle or a refusal.
+"""What goes together: every pair of features, either a case for the oracle or a refusal.
 
 Nothing here decides anything. Each pair is put into one run, and the rooms that own the features
-are asked whether they can do it. `docs/composition.md` is the answer as a table.
+say whether they can do it. `docs/composition.md` is what they say, as a table.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,10 +10,18 @@ from itertools import combinations
 
 from phalanx.core.errors import PhalanxError
 from phalanx.core.layout import Layout
-from phalanx.oracle.cases import Question
+from phalanx.oracle.cases import CaseSpec
 from phalanx.oracle.verify import refuse_unprovable
+from phalanx.schedules.registry import SPECS
 
 DEGREES = ("dp", "pp", "tp", "cp", "ep")
+
+# PipeDream is another update: there is no question about it that the oracle could answer.
+SCHEDULES = {
+    spec.title: (f"pp=2{'' if spec.chunks.fixed else ' v=2'} schedule={spec.name}", ())
+    for spec in SPECS
+    if not spec.asynchronous
+}
 
 # What a layout says, and what the model or the recipe needs with it (names in `FEATURES`).
 LAYOUTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -27,14 +35,7 @@ LAYOUTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "cp, gather": ("cp=2 context=gather", ()),
     "cp, Ulysses": ("cp=2 context=ulysses", ()),
     "ep": ("dp=2 ep=2", ("experts",)),
-    "GPipe": ("pp=2 schedule=gpipe", ()),
-    "1F1B": ("pp=2 schedule=1f1b", ()),
-    "interleaved": ("pp=2 v=2 schedule=interleaved", ()),
-    "ZB-H1": ("pp=2 schedule=zb-h1", ()),
-    "ZB-H2": ("pp=2 schedule=zb-h2", ()),
-    "ZB-V": ("pp=2 schedule=zb-v", ()),
-    "DualPipe": ("pp=2 schedule=dualpipe", ()),
-    "DualPipeV": ("pp=2 schedule=dualpipev", ()),
+    **SCHEDULES,
     "optimistic": ("optimistic=on", ()),
     "recompute core": ("recompute=selective", ()),
     "recompute all": ("recompute=full", ()),
@@ -71,13 +72,13 @@ class Pair:
 
     Attributes:
         names: of both.
-        question: that has both.
-        refusal: why it cannot be asked; None where it can.
-        same: they are two values of one key, so that there is nothing to ask.
+        spec: that has both.
+        refusal: why it cannot be run; None where it can.
+        same: they are two values of one key, so that there is nothing to compare.
     """
 
     names: tuple[str, str]
-    question: Question
+    spec: CaseSpec
     refusal: str | None = None
     same: bool = False
 
@@ -88,10 +89,10 @@ def pairs() -> Iterator[Pair]:
         yield _pair(first, second)
 
 
-def together(max_ranks: int) -> list[Question]:
-    """The questions of all pairs that are not refused, each layout and model once."""
-    asked = [p.question for p in pairs() if not (p.same or p.refusal)]
-    fits = [q for q in asked if Layout.parse(q.layout).ranks <= max_ranks]
+def together(max_ranks: int) -> list[CaseSpec]:
+    """The cases of all pairs that are not refused, each layout and model once."""
+    possible = [p.spec for p in pairs() if not (p.same or p.refusal)]
+    fits = [q for q in possible if Layout.parse(q.layout).ranks <= max_ranks]
     return list({(q.layout, q.features): q for q in fits}.values())
 
 
@@ -99,15 +100,15 @@ def _pair(first: str, second: str) -> Pair:
     lines = [LAYOUTS[name][0] for name in (first, second) if name in LAYOUTS]
     features = [*_features(first), *_features(second)]
     words = [dict(word.split("=") for word in line.split()) for line in lines]
-    question = Question(_joined(words), tuple(dict.fromkeys(features)))
+    spec = CaseSpec(_joined(words), tuple(dict.fromkeys(features)))
     if len(words) == 2 and _clash(*words):
-        return Pair((first, second), question, same=True)
+        return Pair((first, second), spec, same=True)
     try:
-        run = question.case().run
+        run = spec.case().run
         refuse_unprovable(run)
-        return Pair((first, second), question)
+        return Pair((first, second), spec)
     except PhalanxError as refusal:
-        return Pair((first, second), question, refusal=str(refusal))
+        return Pair((first, second), spec, refusal=str(refusal))
 
 
 def _features(name: str) -> Sequence[str]:
@@ -137,8 +138,8 @@ def to_markdown() -> str:
         "# What goes together",
         "",
         "Written by `tools/composition.py`. A dot: both are trained together, and `phalanx verify",
-        "--pairs` asks the oracle. A number: refused, for the reason below. Empty: two values of",
-        "one key. PipeDream is trained too, and claims another update: it is not here.",
+        "--pairs` compares them with one device. A number: refused, for the reason below. Empty:",
+        "two values of one key. PipeDream is trained too, and claims another update: not here.",
         "",
         "| | " + " | ".join(names[:-1]) + " |",
         "|---" * len(names) + "|",

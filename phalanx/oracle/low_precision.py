@@ -1,4 +1,4 @@
-"""Products in few bits from their definitions alone, for the reference: slow, in fp64.
+"""Products in low precision from their definitions alone, for the reference: slow, in fp64.
 
 It shares nothing with `trainer/precision/`. What a scale belongs to is part of a recipe. A tensor
 is what one micro-batch of `mb` sequences brings to a product, whole: all its tokens in order of

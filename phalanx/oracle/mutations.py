@@ -3,7 +3,8 @@
 A mutation that it does not notice is a hole in the oracle.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -11,15 +12,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from phalanx.core.schedule import Action
-from phalanx.core.traffic import Axis, Collective, Transfer
+from phalanx.core.message import Axis, Collective, Message
+from phalanx.trainer.engine.engine import Engine
 from phalanx.trainer.engine.executor import Executor
-from phalanx.trainer.engine.step import Engine
-from phalanx.trainer.engine.weight_gradients import Kept
+from phalanx.trainer.engine.optimizer import PendingScalar
+from phalanx.trainer.engine.update import Update, UpdateRule
+from phalanx.trainer.engine.weight_gradients import Deferred, WeightGradients
 from phalanx.trainer.model.batch import MicroBatch
 from phalanx.trainer.model.block import Block
 from phalanx.trainer.model.stage import Stage
 from phalanx.trainer.parallel.comm import DirectGroup, Ledger, Part, Pending, Rows
+from phalanx.trainer.parallel.data import ShardedUnit
 
 Fault = Literal["lost", "doubled", "swapped"]
 
@@ -75,7 +78,7 @@ class Mutation:
         return f"{self.collective} of {self.purpose} {self.fault}"
 
 
-def mutations_of(traffic: Iterable[Transfer]) -> list[Mutation]:
+def mutations_of(traffic: Iterable[Message]) -> list[Mutation]:
     """Everything that can go wrong with messages that were sent."""
     sent = sorted({(transfer.collective, transfer.purpose) for transfer in traffic})
     return [
@@ -177,12 +180,19 @@ def divides_by_micro_batches(engine: Engine) -> Engine:
 
 def keeps_the_last_micro_batch(engine: Engine) -> Engine:
     """Each backward overwrites the gradients of the one before."""
-    return replace(engine, executor=_remade(_KeepsTheLast, engine.executor))
+    rule, old = _KeepsTheLast(engine.rule, engine.units), engine.executor
+    executor = Executor(old.stages, old.wire, old.recorder, rule)
+    return replace(engine, rule=rule, executor=executor)
 
 
 def forgets_weights_once(engine: Engine) -> Engine:
     """The last split backward of each stage never gets to its weights."""
-    return replace(engine, executor=_remade(_ForgetsWeightsOnce, engine.executor))
+    m = engine.executor.wire.schedule.m
+    stages = {
+        index: replace(stage, gradients=_ForgetsWeightsOnce(stage.gradients, m))
+        for index, stage in engine.executor.stages.items()
+    }
+    return replace(engine, executor=_remade(Executor, engine.executor, stages))
 
 
 def forgets_documents(engine: Engine) -> Engine:
@@ -198,7 +208,7 @@ def swaps_chunks(engine: Engine) -> Engine:
 def skips_a_block(engine: Engine) -> Engine:
     """Each rank leaves one block out; its weights are still there."""
     stages = {index: _without_a_block(stage) for index, stage in engine.executor.stages.items()}
-    return replace(engine, executor=Executor(stages, engine.executor.wire, engine.recorder))
+    return replace(engine, executor=_remade(Executor, engine.executor, stages))
 
 
 def decays_vectors(engine: Engine) -> Engine:
@@ -242,29 +252,42 @@ def drops_by_rank(engine: Engine) -> Engine:
     return engine
 
 
-def _remade(kind: type[Executor], executor: Executor) -> Executor:
-    return kind(executor.stages, executor.wire, executor.recorder)
+def _remade(
+    kind: type[Executor], executor: Executor, stages: Mapping[int, Stage] | None = None
+) -> Executor:
+    return kind(stages or executor.stages, executor.wire, executor.recorder, executor.rule)
 
 
 class _DividesByMicroBatches(Executor):
-    def run(self, batches: Sequence[MicroBatch], scale: Tensor) -> Tensor:
+    def run(self, batches: Sequence[MicroBatch], scale: Tensor) -> list[Tensor]:
         return super().run(batches, scale / len(batches))
 
 
-class _ForgetsWeightsOnce(Executor):
-    def _weight_grad(self, action: Action) -> None:
-        if action.microbatch == self.wire.schedule.m - 1:
-            self._kept[action.stage, action.microbatch].clear()
-        super()._weight_grad(action)
+class _ForgetsWeightsOnce(WeightGradients):
+    """Does all that was deferred but for one of so many."""
+
+    def __init__(self, gradients: WeightGradients, times: int) -> None:
+        self._gradients, self._left = gradients, times
+
+    @contextmanager
+    def deferring(self) -> Iterator[Deferred]:
+        with self._gradients.deferring() as deferred:
+            yield deferred
+
+    def do(self, deferred: Deferred) -> None:
+        self._left -= 1
+        if not self._left:
+            deferred.clear()
+        self._gradients.do(deferred)
 
 
 class _ForgetsDocuments(Executor):
-    def run(self, batches: Sequence[MicroBatch], scale: Tensor) -> Tensor:
+    def run(self, batches: Sequence[MicroBatch], scale: Tensor) -> list[Tensor]:
         return super().run([replace(batch, documents=None) for batch in batches], scale)
 
 
 class _SwapsChunks(Executor):
-    def run(self, batches: Sequence[MicroBatch], scale: Tensor) -> Tensor:
+    def run(self, batches: Sequence[MicroBatch], scale: Tensor) -> list[Tensor]:
         return super().run([_chunks_swapped(batch) for batch in batches], scale)
 
 
@@ -276,11 +299,19 @@ def _chunks_swapped(batch: MicroBatch) -> MicroBatch:
     return replace(batch, tokens=tokens, targets=targets, positions=positions)
 
 
-class _KeepsTheLast(Executor):
-    def _backward(self, action: Action, scale: Tensor, kept: Kept | None = None) -> None:
-        for unit in self.stages[action.stage].all_units:
-            unit._filled.clear()
-        super()._backward(action, scale, kept)
+class _KeepsTheLast(UpdateRule):
+    """Another rule, but each backward begins without what has accumulated."""
+
+    def __init__(self, rule: UpdateRule, units: Sequence[ShardedUnit]) -> None:
+        self._rule, self._units = rule, units
+
+    def around_backward(self, microbatch: int) -> AbstractContextManager[None]:
+        for unit in self._units:
+            unit.overwrite()
+        return self._rule.around_backward(microbatch)
+
+    def finish(self, loss: PendingScalar) -> Update:
+        return self._rule.finish(loss)
 
 
 def _without_a_block(stage: Stage) -> Stage:

@@ -37,7 +37,7 @@ class OwnText(Case):
 def prove(run: Run, steps: int) -> str:
     """Take the first steps of a run twice: under its layout, and on one device.
 
-    Everything is in fp64, but for what a recipe rounds to few bits.
+    Everything is in fp64, but for what a recipe rounds to low precision.
 
     Args:
         run: on at most as many ranks as this machine should start.
@@ -49,8 +49,8 @@ def prove(run: Run, steps: int) -> str:
     Raises:
         DiffersError: further than rounding can explain.
     """
-    sharp = run.layout.precision.reference
-    case = OwnText(run=replace(run, layout=replace(run.layout, precision=sharp)), steps=steps)
+    exact = run.layout.precision.reference
+    case = OwnText(run=replace(run, layout=replace(run.layout, precision=exact)), steps=steps)
     with RankPool(run.layout.ranks) as pool:
         outcome = verify(pool, case)
     if not outcome.passed:
@@ -58,6 +58,6 @@ def prove(run: Run, steps: int) -> str:
     errors = ", ".join(f"{name} {error:.0e}" for name, error in outcome.errors.items())
     plural = "s" if steps > 1 else ""
     return (
-        f"{steps} step{plural} in {sharp} under {run.layout} equal one device: {errors} "
+        f"{steps} step{plural} in {exact} under {run.layout} equal one device: {errors} "
         f"({outcome.seconds:.0f} s)"
     )

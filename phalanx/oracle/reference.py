@@ -7,7 +7,8 @@ own AdamW, one tensor per parameter.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -18,33 +19,71 @@ from phalanx.core.run import Recipe, Run
 from phalanx.data.batches import IGNORED, Batch, Stream
 from phalanx.oracle.low_precision import Emulation
 from phalanx.oracle.sixteen_bits import as_kept, narrow
+from phalanx.trainer.model.init import init_source
 from phalanx.trainer.model.inventory import declarations
 from phalanx.trainer.model.parameters import Declaration, key_of, uniform_at
-from phalanx.trainer.model.start import starting_values
 from phalanx.trainer.precision.dtypes import Dtypes
 
 
 @dataclass(frozen=True)
 class ReferenceStep:
-    """What one step did, by global parameter name: loss, norm before clipping, tensors after.
+    """What one step did, by global parameter name.
 
-    A step whose norm is not finite moved nothing.
+    Attributes:
+        loss: of the global batch.
+        grad_norm: before clipping; a step where it is not finite moves nothing.
+        grads, weights: of every parameter, the weights after the step.
+        scores: of each router, by the name of its bias, what experts were chosen by, [b, s, E].
     """
 
     loss: float
     grad_norm: float
     grads: dict[str, Tensor]
     weights: dict[str, Tensor]
+    scores: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def finite(self) -> bool:
+        """Whether loss and gradients are finite, so that the weights may move."""
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
 
-def reference_steps(run: Run, stream: Stream, steps: int) -> list[ReferenceStep]:
-    """Take `steps` updates on the whole global batch."""
+@dataclass(frozen=True)
+class Decisions:
+    """What a layout decided where rounding may tip the balance, for the reference to follow.
+
+    Attributes:
+        routes: by step and name of a router's bias, the experts of each token: int64 [b, s, K].
+        skipped: which steps it skipped.
+    """
+
+    routes: Mapping[tuple[int, str], Tensor]
+    skipped: tuple[bool, ...]
+
+
+def reference_steps(
+    run: Run,
+    stream: Stream,
+    steps: int,
+    decisions: Decisions | None = None,
+    rounding: AbstractContextManager[object] | None = None,
+) -> list[ReferenceStep]:
+    """Take updates on the whole global batch.
+
+    Args:
+        run: model, recipe and precision; of the layout only the size of a micro-batch, which some
+            recipes of low precision scale by.
+        stream: of batches.
+        steps: how many updates.
+        decisions: to follow, instead of its own.
+        rounding: surrounds forward and backward, and may round otherwise.
+    """
     precision = Dtypes.named(run.layout.precision, torch.device("cpu"))
     recipe = run.recipe
-    values = starting_values(run)
+    values = init_source(run)
     declared = {d.name: d for d in declarations(run.model)}
     master = {
-        name: as_kept(values(d, d.box(1, 0)), recipe).to(precision.master).requires_grad_()
+        name: as_kept(values(d, d.box()), recipe).to(precision.master).requires_grad_()
         for name, d in declared.items()
     }
     optimizer = _optimizer(recipe, declared, master)
@@ -60,30 +99,42 @@ def reference_steps(run: Run, stream: Stream, steps: int) -> list[ReferenceStep]
         batch = stream.batch(step, range(recipe.batch))
         optimizer.zero_grad()
         weights = {**_cast(master, precision.compute), **biases}
-        model = _Model(run.model, recipe, weights, step, products)
-        loss, balance = _loss(model, batch)
-        ((loss + balance) * factor.value).backward()
+        model = _Model(run.model, recipe, weights, step, products, _routes(decisions, step))
+        with rounding or nullcontext():
+            loss, balance = _loss(model, batch)
+            ((loss + balance) * factor.value).backward()
         products.end_step()
         for w in master.values():
             w.grad = _grad(w) / factor.value
         grads = {name: _grad(w) for name, w in master.items()}
-        norm = torch.linalg.vector_norm(
-            torch.stack([torch.linalg.vector_norm(g, recipe.clip_norm) for g in grads.values()]),
-            recipe.clip_norm,
-        )
-        if recipe.clip and norm > recipe.clip:
-            for w, g in zip(master.values(), grads.values(), strict=True):
-                w.grad = g * (recipe.clip / norm)
+        norm = _clip(recipe, master, grads)
         for group in optimizer.param_groups:
             group["lr"] = recipe.learning_rate_at(factor.updates)
-        if factor.accepts(loss, norm):
+        finite = bool(torch.isfinite(loss + norm))
+        if factor.accepts(finite if decisions is None else not decisions.skipped[step]):
             optimizer.step()
             narrow(recipe, optimizer, master, factor.updates)
             for name, load in model.loads.items():
-                biases[name] = biases[name] + recipe.balance_speed * (load.mean() - load).sign()
+                away = load.double().mean() - load
+                biases[name] = biases[name] + recipe.balance_speed * away.sign()
         weights = {name: w.detach().clone() for name, w in master.items()} | biases
-        done.append(ReferenceStep(loss.item(), norm.item(), grads, weights))
+        done.append(ReferenceStep(loss.item(), norm.item(), grads, weights, model.scores))
     return done
+
+
+def _routes(decisions: Decisions | None, step: int) -> dict[str, Tensor]:
+    routes = {} if decisions is None else decisions.routes
+    return {name: chosen for (at, name), chosen in routes.items() if at == step}
+
+
+def _clip(recipe: Recipe, master: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> Tensor:
+    """The norm of the whole gradient; what the weights carry is scaled down to the limit."""
+    norms = [torch.linalg.vector_norm(g, recipe.clip_norm) for g in grads.values()]
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms), recipe.clip_norm)
+    if recipe.clip and norm > recipe.clip:
+        for name, g in grads.items():
+            master[name].grad = g * (recipe.clip / norm)
+    return norm
 
 
 class _LossScale:
@@ -94,9 +145,9 @@ class _LossScale:
         if not dynamic:
             self.value = 1.0
 
-    def accepts(self, loss: Tensor, norm: Tensor) -> bool:
+    def accepts(self, finite: bool) -> bool:
         """Whether a step may move the weights; what the next one's scale is follows from it."""
-        if not torch.isfinite(loss + norm):
+        if not finite:
             self.value, self.streak = self.value / (2 if self.dynamic else 1), 0
             return False
         self.updates, self.streak = self.updates + 1, self.streak + 1
@@ -156,9 +207,11 @@ class _Model:
         weights: Mapping[str, Tensor],
         step: int,
         products: Emulation,
+        routes: Mapping[str, Tensor],
     ) -> None:
         self.shape, self.recipe, self.w, self.step = shape, recipe, weights, step
-        self.products = products
+        self.products, self.routes = products, routes
+        self.scores: dict[str, Tensor] = {}  # of experts, by the name of their bias
         self.imbalance = torch.zeros(())  # of experts, summed over sequences and layers
         self.loads: dict[str, Tensor] = {}  # visits of each expert, by the name of its bias
 
@@ -256,7 +309,7 @@ class _Model:
         names = ("up", "down", *(["gate"] if self.shape.activation == "swiglu" else []))
         for e in range(self.shape.experts):
             one = {f"expert.{n}.weight": self.w[f"{block}.experts.{n}.weight"][e] for n in names}
-            expert = _Model(self.shape, self.recipe, one, self.step, Emulation("", 1))
+            expert = _Model(self.shape, self.recipe, one, self.step, Emulation("", 1), {})
             y = y + shares[..., e, None] * expert._mlp(x, "expert")
         return y
 
@@ -266,21 +319,17 @@ class _Model:
         logits = x.to(wide) @ self.w[f"{block}.router.weight"].to(wide).t()
         affinity = logits.sigmoid() if shape.routing == "sigmoid" else logits.softmax(-1)
         bias = f"{block}.router.bias"
-        chosen = self._chosen(affinity.detach() + self.w[bias].to(wide))
-        self.loads[bias] = chosen.sum((0, 1), dtype=torch.float64)
+        self.scores[bias] = affinity.detach() + self.w[bias].to(wide)
+        if bias in self.routes:
+            chosen = torch.zeros_like(affinity).scatter(-1, self.routes[bias], 1.0)
+        else:
+            chosen = choose_experts(shape, self.scores[bias])
+        self.loads[bias] = chosen.long().sum((0, 1))
         weights = affinity * chosen
         if shape.normalised:
             weights = weights / weights.sum(-1, keepdim=True)
         self.imbalance = self.imbalance + self._imbalance(affinity, chosen)
         return shape.routed_scale * weights * self._fits(chosen)
-
-    def _chosen(self, scores: Tensor) -> Tensor:
-        """One where a token visits an expert: its K best, within its best groups of experts."""
-        shape = self.shape
-        grouped = scores.unflatten(-1, (shape.expert_groups, -1))
-        worth = grouped.sort(-1, descending=True).values[..., : shape.group_best].sum(-1)
-        open_groups = _best(worth, shape.groups_kept).bool().unsqueeze(-1)
-        return _best(grouped.masked_fill(~open_groups, -torch.inf).flatten(-2), shape.top_k)
 
     def _imbalance(self, affinity: Tensor, chosen: Tensor) -> Tensor:
         """DeepSeek-V3 (arXiv:2412.19437), equations 17 to 20, summed over sequences."""
@@ -293,7 +342,7 @@ class _Model:
         if not self.recipe.capacity:
             return torch.ones_like(chosen)
         even = chosen.shape[1] * self.shape.top_k / self.shape.experts
-        return (chosen.cumsum(1) <= math.ceil(self.recipe.capacity * even)).to(chosen.dtype)
+        return (chosen.long().cumsum(1) <= math.ceil(self.recipe.capacity * even)).to(chosen.dtype)
 
     def _drop(self, x: Tensor, site: str) -> Tensor:
         rate = self.recipe.dropout
@@ -302,6 +351,19 @@ class _Model:
         key = key_of(f"{self.recipe.seed}/dropout/{self.step}/{site}")
         index = torch.arange(x.numel()).view(x.shape)
         return x * ((uniform_at(key, index) >= rate) / (1 - rate)).to(x.dtype)
+
+
+def choose_experts(shape: ModelShape, scores: Tensor) -> Tensor:
+    """One where a token visits an expert: its K best, within its best groups of experts.
+
+    Args:
+        shape: says how many, and which groups.
+        scores: [b, s, E].
+    """
+    grouped = scores.unflatten(-1, (shape.expert_groups, -1))
+    worth = grouped.sort(-1, descending=True).values[..., : shape.group_best].sum(-1)
+    open_groups = _best(worth, shape.groups_kept).bool().unsqueeze(-1)
+    return _best(grouped.masked_fill(~open_groups, -torch.inf).flatten(-2), shape.top_k)
 
 
 def _wide(x: Tensor) -> Tensor:

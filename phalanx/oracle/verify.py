@@ -4,7 +4,6 @@ Pass means: loss, every gradient, the global gradient norm and every weight afte
 the same up to rounding, and every copy of a weight is the same bit for bit.
 """
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,26 +12,36 @@ from typing import Any, NamedTuple
 import torch
 
 from phalanx.core.errors import RefusedError
-from phalanx.core.layout import Layout
+from phalanx.core.layout import DEFAULT_SCHEDULE, Layout
+from phalanx.core.message import Message
 from phalanx.core.run import Run
-from phalanx.core.traffic import Transfer
-from phalanx.cost.axes.pipeline import enough
+from phalanx.cost.refusals import refuse
 from phalanx.data.batches import Stream
 from phalanx.data.synthetic import Masked, SyntheticStream
 from phalanx.oracle.compare import (
     Seen,
-    Verdict,
     judge,
+    judge_numbers,
     see_biases,
     see_gradients,
     see_weights,
-    tolerance_of,
 )
+from phalanx.oracle.decisions import (
+    RankDecisions,
+    first_in_doubt,
+    implausible_routes,
+    joined,
+    watch_routes,
+)
+from phalanx.oracle.limits import StepLimits, fixed_limits, measured_limits
 from phalanx.oracle.pool import RankPool
-from phalanx.oracle.reference import ReferenceStep, reference_steps
-from phalanx.trainer.engine.step import Engine, build_engine, forward_backward, update
+from phalanx.oracle.reference import Decisions, ReferenceStep, reference_steps
+from phalanx.oracle.rounding import MovedByChance, measure
+from phalanx.schedules.layouts import enough_micro_batches, is_asynchronous, num_stages
+from phalanx.trainer.engine.engine import Engine, build_engine
+from phalanx.trainer.engine.step import forward_backward, train_step, update
 from phalanx.trainer.parallel.mesh import GroupType, build_mesh
-from phalanx.trainer.run.limits import refuse_untrainable
+from phalanx.trainer.precision.dtypes import Dtypes
 
 Tables = Mapping[str, Mapping[str, Any]]
 Tamper = Callable[[Engine], Engine]
@@ -43,7 +52,7 @@ RECIPE = {"seq": 32, "steps": 10, "warmup": 2, "clip": 0.5, "init_std": 0.1, "ep
 
 @dataclass(frozen=True)
 class Case:
-    """One question to the oracle.
+    """What is compared: a run, and the batches that both sides see.
 
     Attributes:
         run: model, layout and recipe; its data are not used.
@@ -75,23 +84,39 @@ class Outcome:
     """What the oracle found.
 
     Attributes:
-        case: the question.
+        case: what is compared.
         errors: worst relative error of "loss", "grad", "grad_norm" and "weight".
         complaints: what differs, one line each; empty means passed.
         seconds: it took.
         traffic: what each rank sent in its last step, by rank.
+        used: the same errors as shares of what is allowed.
     """
 
     case: Case
     errors: dict[str, float]
     complaints: list[str]
     seconds: float
-    traffic: list[list[Transfer]] = field(default_factory=list)
+    traffic: list[list[Message]] = field(default_factory=list)
+    used: dict[str, float] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
         """Whether nothing differs."""
         return not self.complaints
+
+
+class Reference(NamedTuple):
+    """One device.
+
+    Attributes:
+        steps: that it took.
+        limits: how far a layout may be from each.
+        complaints: about decisions of the layout that it had to follow.
+    """
+
+    steps: list[ReferenceStep]
+    limits: list[StepLimits]
+    complaints: list[str]
 
 
 class RankReport(NamedTuple):
@@ -100,7 +125,7 @@ class RankReport(NamedTuple):
     losses: list[float]
     norms: list[float]
     seen: list[Seen]
-    traffic: list[Transfer]
+    traffic: list[Message]
 
 
 def default_case(layout: Layout, tables: Tables | None = None, **situation: Any) -> Case:
@@ -128,13 +153,13 @@ def default_case(layout: Layout, tables: Tables | None = None, **situation: Any)
 
 
 def _layers(layout: Layout) -> int:
-    return sum(layout.stages) or max(4, layout.num_stages)
+    return sum(layout.stages) or max(4, num_stages(layout))
 
 
 def _batch(layout: Layout) -> int:
     """At least 8 sequences and 2 micro-batches, and as many as the schedule needs."""
     wanted = max(2, -(-8 // (layout.dp * layout.mb)))
-    return layout.dp * layout.mb * enough(layout, wanted)
+    return layout.dp * layout.mb * enough_micro_batches(layout, wanted)
 
 
 def refuse_unprovable(run: Run) -> None:
@@ -143,35 +168,47 @@ def refuse_unprovable(run: Run) -> None:
     Raises:
         RefusedError: with what works.
     """
-    refuse_untrainable(run)
-    if run.layout.asynchronous:
+    refuse(run)
+    if is_asynchronous(run.layout):
         raise RefusedError(
-            "schedule=pipedream does not claim the update of one device: its gradients are stale "
-            "by design; train with it, or verify schedule=1f1b, whose rows it has"
+            f"schedule={run.layout.schedule} does not claim the update of one device: its "
+            "gradients are stale by design; train with it, or verify another one, such as "
+            f"schedule={DEFAULT_SCHEDULE}"
         )
 
 
-def verify(pool: RankPool, case: Case) -> Outcome:
-    """Ask the oracle.
+def verify(
+    pool: RankPool,
+    case: Case,
+    group_type: GroupType | None = None,
+    tamper: Tamper | None = None,
+) -> Outcome:
+    """Compare a layout with one device.
 
     Args:
         pool: with at least as many ranks as the layout.
-        case: the question.
+        case: what is compared.
+        group_type: carries the messages; a mutated one tests the oracle itself.
+        tamper: makes every rank's engine another one before its first step; for the same purpose.
 
     Raises:
         RefusedError: the layout cannot run this model; the message says what can.
     """
     refuse_unprovable(case.run)
     began = time.perf_counter()
-    (references,) = pool.run(1, reference_job, case)
-    outcome = compare(pool, case, references)
+    decisions = None
+    if may_flip(case.run):
+        told = pool.run(case.run.layout.ranks, decisions_job, case, group_type, tamper)
+        decisions = joined(case.run, told)
+    (reference,) = pool.run(1, reference_job, case, decisions)
+    outcome = compare(pool, case, reference, group_type, tamper)
     return replace(outcome, seconds=time.perf_counter() - began)
 
 
 def compare(
     pool: RankPool,
     case: Case,
-    references: list[ReferenceStep],
+    reference: Reference,
     group_type: GroupType | None = None,
     tamper: Tamper | None = None,
 ) -> Outcome:
@@ -179,20 +216,67 @@ def compare(
 
     Args:
         pool: with at least as many ranks as the layout.
-        case: the question.
-        references: the steps of one device.
-        group_type: carries the messages; a mutated one tests the oracle itself.
-        tamper: makes every rank's engine another one before its first step; for the same purpose.
+        case: what is compared.
+        reference: the steps of one device.
+        group_type: as of `verify`.
+        tamper: as of `verify`.
     """
     began = time.perf_counter()
     ranks = case.run.layout.ranks
-    reports = pool.run(ranks, layout_job, case, references, group_type, tamper)
-    return _conclude(case, references, reports, time.perf_counter() - began)
+    reports = pool.run(ranks, layout_job, case, reference.steps, group_type, tamper)
+    return _conclude(case, reference, reports, time.perf_counter() - began)
 
 
-def reference_job(case: Case) -> list[ReferenceStep]:
-    """On one process: the steps of one impossibly large device."""
-    return reference_steps(case.run, case.stream(), case.steps)
+def may_flip(run: Run) -> bool:
+    """Whether rounding may decide who is routed where, or whether a step overflows."""
+    precision = run.layout.precision
+    return precision.rest != "fp64" and (run.model.experts > 0 or precision.rest == "fp16")
+
+
+def reference_job(case: Case, decisions: Decisions | None = None) -> Reference:
+    """On one process: the steps of one impossibly large device, and how far they may be off.
+
+    Args:
+        case: what is compared.
+        decisions: of the layout, where rounding may tip the balance.
+    """
+    run = case.run
+
+    def draw(rounding: MovedByChance | None) -> list[ReferenceStep]:
+        return reference_steps(run, case.stream(), case.steps, decisions, rounding)
+
+    if run.layout.precision.rest == "fp64":
+        steps = draw(None)
+        return Reference(steps, fixed_limits(steps), [])
+    compute = Dtypes.of(run, torch.device("cpu")).compute
+    steps, noise = measure(draw, compute)
+    end, complaints = len(steps), list[str]()
+    if decisions is not None:
+        end, complaints = first_in_doubt(steps, noise, decisions)
+        complaints += implausible_routes(run.model, steps[:end], noise, decisions)
+    limits = measured_limits(steps[:end], noise[:end], compute)
+    return Reference(steps[:end], limits, complaints)
+
+
+def decisions_job(
+    case: Case, group_type: GroupType | None = None, tamper: Tamper | None = None
+) -> RankDecisions:
+    """On every rank: the steps of the layout, for what it decides."""
+    engine, stream = _build(case, group_type, tamper), case.stream()
+    routes = watch_routes(engine)
+    skipped = tuple(
+        train_step(engine, step, stream.batch(step, engine.positions())).skipped
+        for step in range(case.steps)
+    )
+    for unit in engine.units:
+        unit.acquire()  # or the last weights would still be on their way when this rank leaves
+    return RankDecisions(routes, skipped)
+
+
+def _build(case: Case, group_type: GroupType | None, tamper: Tamper | None) -> Engine:
+    cpu, kv_heads = torch.device("cpu"), case.run.model.kv_heads
+    engine = build_engine(case.run, build_mesh(case.run.layout, cpu, group_type, kv_heads=kv_heads))
+    return engine if tamper is None else tamper(engine)
 
 
 def layout_job(
@@ -202,57 +286,46 @@ def layout_job(
     tamper: Tamper | None = None,
 ) -> RankReport:
     """On every rank: the steps of the layout, each compared at once."""
-    cpu, kv_heads = torch.device("cpu"), case.run.model.kv_heads
-    mesh = build_mesh(case.run.layout, cpu, group_type, kv_heads=kv_heads)
-    engine = build_engine(case.run, mesh)
-    if tamper is not None:
-        engine = tamper(engine)
-    stream = case.stream()
-    losses, norms, seen = [], [], list[Seen]()
+    engine, stream = _build(case, group_type, tamper), case.stream()
+    ledger = engine.mesh.ledger
+    losses, norms, seen, traffic = [], [], list[Seen](), list[Message]()
     for step, reference in enumerate(references):
-        mesh.ledger.clear()
+        ledger.clear()
         losses.append(forward_backward(engine, step, stream.batch(step, engine.positions())))
         seen += see_gradients(engine.units, step, reference)
         norms.append(update(engine, losses[-1]).grad_norm)
-        traffic = mesh.ledger.transfers()
+        traffic = ledger.messages()
         seen += see_weights(engine.units, step, reference)
         seen += see_biases(engine.balancer.routers, step, reference)
     return RankReport(losses, norms, seen, traffic)
 
 
 def _conclude(
-    case: Case, references: list[ReferenceStep], reports: list[RankReport], seconds: float
+    case: Case, reference: Reference, reports: list[RankReport], seconds: float
 ) -> Outcome:
-    tolerance = tolerance_of(case.run.layout.precision)
+    steps, limits = reference.steps, reference.limits
     seen = [item for report in reports for item in report.seen]
-    losses, norms = [r.losses for r in reports], [r.norms for r in reports]
-    true_losses, true_norms = [r.loss for r in references], [r.grad_norm for r in references]
-    verdicts = {
-        "loss": _judge_numbers("loss", losses, true_losses, tolerance.loss),
-        "grad_norm": _judge_numbers("grad_norm", norms, true_norms, tolerance.grad_norm),
-        "grad": judge(seen, references, "grad", tolerance),
-        "weight": judge(seen, references, "weight", tolerance),
+    judged = {
+        "loss": judge_numbers(
+            [r.losses for r in reports], [s.loss for s in steps], [s.loss for s in limits], "loss"
+        ),
+        "grad_norm": judge_numbers(
+            [r.norms for r in reports],
+            [s.grad_norm for s in steps],
+            [s.grad_norm for s in limits],
+            "grad_norm",
+        ),
+        "grad": judge(seen, limits, "grad"),
+        "weight": judge(seen, limits, "weight"),
     }
     return Outcome(
         case=case,
-        errors={name: verdict.worst for name, verdict in verdicts.items()},
-        complaints=[text for verdict in verdicts.values() for text in verdict.complaints],
+        errors={name: found.worst for name, found in judged.items()},
+        complaints=[
+            *reference.complaints,
+            *(text for found in judged.values() for text in found.complaints),
+        ],
         seconds=seconds,
         traffic=[r.traffic for r in reports],
+        used={name: found.used for name, found in judged.items()},
     )
-
-
-def _judge_numbers(
-    name: str, ours: list[list[float]], theirs: list[float], limit: float
-) -> Verdict:
-    """Compare what each rank says at each step; all must say the same."""
-    errors = [
-        abs(mine - true) / max(abs(true), 1e-14)
-        for values in ours
-        for mine, true in zip(values, theirs, strict=True)
-    ]
-    worst = max(error if math.isfinite(error) else math.inf for error in errors)
-    complaints = [] if worst <= limit else [f"{name} is off by {worst:.1e}"]
-    if any(values != ours[0] for values in ours):
-        complaints.append(f"{name} differs between ranks")
-    return Verdict(worst, complaints)

@@ -9,6 +9,7 @@ from phalanx.core.layout import Layout
 from phalanx.core.recompute import MODES
 from phalanx.core.units import show_count
 from phalanx.planner.candidates import SEARCHED, VARIED, Limits
+from phalanx.schedules.registry import find_schedule
 
 NEAR = 0.05  # share by which a step that is no whole number of sequences may be rounded
 MUCH = 4  # times as many devices that share a batch are worth a word
@@ -92,12 +93,12 @@ def read_limits(text: str) -> Limits:
             f"the search has no recompute={'|'.join(sorted(map(str, modes)))}; "
             f"it has {', '.join(map(str, MODES))}"
         )
-    left_out = limits.get("schedule", frozenset()) - frozenset(SEARCHED)
-    if left_out:
-        raise UsageError(
-            f"the search has no schedule={'|'.join(sorted(map(str, left_out)))}, which is another "
-            f"update and not another order; it has {', '.join(SEARCHED)}"
-        )
+    for name in sorted(map(str, limits.get("schedule", frozenset()))):
+        if not find_schedule(name).can_be_searched:
+            raise UsageError(
+                f"the search has no schedule={name}, which is another update and not another "
+                f"order, or has no formulas; it has {', '.join(SEARCHED)}"
+            )
     return limits
 
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from phalanx.core.recompute import Recompute
 from phalanx.cost.compute import FUSED_BACKWARD, TILES, Machine, Product, Scores, Work
-from phalanx.planner.bulk_pipeline import Seconds
 from phalanx.planner.columns import Booleans, Floats, largest
 from phalanx.planner.question import Question
+from phalanx.schedules.formulas import Seconds
 
 
 class Load(NamedTuple):

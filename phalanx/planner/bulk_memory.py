@@ -14,9 +14,8 @@ import numpy as np
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.recompute import FULL, MODES
-from phalanx.cost.axes.context import held_in_backward
 from phalanx.cost.blocks import HALF
-from phalanx.cost.memory import state_bytes
+from phalanx.cost.memory import held_in_backward, state_bytes
 from phalanx.cost.params import block_held, embedding_held, head_held, table_held
 from phalanx.cost.practice import Practice
 from phalanx.cost.saved import (
@@ -31,10 +30,10 @@ from phalanx.cost.saved import (
 from phalanx.cost.state import StateBytes
 from phalanx.planner.bulk_moments import RankBytes, Whole, with_plain, worst_moment
 from phalanx.planner.bulk_pipeline import Ranks, held_by, ranks_of
-from phalanx.planner.bytes import SPLIT
+from phalanx.planner.bytes import head_waits
 from phalanx.planner.candidates import Space
 from phalanx.planner.columns import Booleans, Floats, Integers, Rows, Sharding, largest
-from phalanx.schedules.placement import placement
+from phalanx.schedules.layouts import placement
 
 MANY = 3  # cp ranks; with more a ring holds no more
 
@@ -96,7 +95,7 @@ class Ledger:
         self.stack = stack = practice.stack
         self.kinds: Ranks = ranks_of(where.shape, where.variants)
         self.chunks = np.array([v.v for v in where.variants], dtype=np.int64)
-        self._splits = np.array([v.schedule in SPLIT for v in where.variants])
+        self._splits = np.array([head_waits(v.layout) for v in where.variants])
         self._together = np.array([placement(v.layout).ends_together for v in where.variants])
         self.element = {"fp32": 4, "fp64": 8}.get(where.precision.rest, 2)
         self._held = _held_tables(where)

@@ -1,13 +1,12 @@
 """How long pipelines of many layouts take, and what their ranks hold, by closed formulas.
 
-The formulas are the longest chains of actions that wait for each other, read off played schedules.
-They are exact where all stages cost the same and nothing has to be carried; `planner/pace.py` plays
-the schedules themselves, and decides among the best layouts.
+Each schedule brings its own formulas (`schedules/spec.py`); `planner/pace.py` plays the schedules
+themselves, and decides among the best layouts.
 
 Symbols: p pipeline ranks, m micro-batches, v chunks per rank; F, I, W seconds of one stage.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,74 +16,10 @@ from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.cost.params import stages_of_rank
 from phalanx.planner.candidates import Variant
-from phalanx.planner.columns import Floats, Integers, Rows, largest
-
-SHOWN = 0.35  # of the bubble of a folded pipeline shows, however uneven its ranks: by trials
-
-
-@dataclass(frozen=True)
-class Seconds:
-    """Three passes of one micro-batch, of every row."""
-
-    F: Floats
-    I: Floats  # noqa: E741  # the letter of the legend
-    W: Floats
-
-    def plus(self, other: "Seconds") -> "Seconds":
-        """Both, one after the other."""
-        return Seconds(self.F + other.F, self.I + other.I, self.W + other.W)
-
-    def times(self, count: Integers | Floats) -> "Seconds":
-        """All of it so many times."""
-        return Seconds(self.F * count, self.I * count, self.W * count)
-
-    def take(self, which: Integers | slice) -> "Seconds":
-        """Some of the rows."""
-        return Seconds(self.F[which], self.I[which], self.W[which])
-
-    @property
-    def each(self) -> tuple[Floats, Floats, Floats]:
-        """F, I and W."""
-        return self.F, self.I, self.W
-
-    @property
-    def total(self) -> Floats:
-        """All three."""
-        result: Floats = self.F + self.I + self.W
-        return result
-
-
-@dataclass(frozen=True)
-class Pipes:
-    """Pipelines by column.
-
-    Attributes:
-        p, m, v: sizes; v counts the stages of a rank.
-        passes: seconds of one micro-batch on one stage, on average over the stages.
-        worst: seconds of one micro-batch on the busiest rank, all its stages together.
-        total: seconds of one micro-batch on all stages together.
-        hop: seconds to carry one tensor to another rank.
-    """
-
-    p: Floats
-    m: Floats
-    v: Floats
-    passes: Seconds
-    worst: Floats
-    total: Floats
-    hop: Floats
-
-    def take(self, which: slice) -> "Pipes":
-        """Some of them."""
-        p, m, v, worst, total, hop = (
-            column[which] for column in (self.p, self.m, self.v, self.worst, self.total, self.hop)
-        )
-        return Pipes(p, m, v, self.passes.take(which), worst, total, hop)
-
-    @property
-    def filled(self) -> Floats:
-        """(m - 1) / (p - 1): how far the micro-batches fill the ranks once, or more than once."""
-        return (self.m - 1) / np.maximum(self.p - 1, 1)
+from phalanx.planner.columns import Floats, Integers, Rows
+from phalanx.schedules.formulas import Peaks, Pipes
+from phalanx.schedules.layouts import chunks, layers_of_stages, num_stages
+from phalanx.schedules.registry import find_schedule
 
 
 def makespans(pipes: Pipes, variants: Sequence[Variant], variant: Integers) -> Floats:
@@ -97,127 +32,19 @@ def makespans(pipes: Pipes, variants: Sequence[Variant], variant: Integers) -> F
     """
     result = np.empty(pipes.worst.shape)
     for name, rows in runs(variants, variant):
-        result[rows] = FORMULAS[name](pipes.take(rows))
+        formula = find_schedule(name).makespan
+        assert formula is not None, f"{name} is not to be searched"
+        result[rows] = formula(pipes.take(rows))
     return result
 
 
 def runs(variants: Sequence[Variant], variant: Integers) -> Iterator[tuple[str, slice]]:
     """Each schedule, and the rows that have it."""
-    names = list(FORMULAS)
+    names = list(dict.fromkeys(v.schedule for v in variants))
     codes = np.array([names.index(v.schedule) for v in variants])[variant]
     starts = np.flatnonzero(np.diff(codes, prepend=-1))
     for start, stop in zip(starts, (*starts[1:], len(codes)), strict=True):
         yield names[codes[start]], slice(int(start), int(stop))
-
-
-def _one_f_one_b(x: Pipes) -> Floats:
-    """One micro-batch through all, and a period for each of the others.
-
-    A rank that holds p micro-batches cannot start the next before the first has come back.
-    """
-    around = x.total + 2 * (x.p - 1) * x.hop
-    period = np.where(x.m > x.p, np.maximum(x.worst, around / x.p), x.worst)
-    return around + (x.m - 1) * period
-
-
-def _gpipe(x: Pipes) -> Floats:
-    return x.total + 2 * (x.p - 1) * x.hop + (x.m - 1) * x.worst
-
-
-def _interleaved(x: Pipes) -> Floats:
-    """The other ranks wait for one chunk, not for one rank's whole share."""
-    return x.m * x.worst + (x.p - 1) * (x.total / (x.p * x.v) + 2 * x.hop)
-
-
-def _with_bubble(x: Pipes, bubble: Floats) -> Floats:
-    return (x.m - 1) * x.worst + x.total / x.p + bubble + 2 * (x.p - 1) * x.hop
-
-
-def _folded(x: Pipes, bubble: Floats) -> Floats:
-    """The first rank of a folded pipeline works longest, while the others stand idle."""
-    average = x.total / x.p
-    left = np.maximum(bubble - x.m * (x.worst - average), SHOWN * bubble)
-    return x.m * x.worst + left + 2 * (x.p - 1) * x.hop
-
-
-def _zb_h1(x: Pipes) -> Floats:
-    """(p - 1) max(F + I - W, F, I), W as far as there are micro-batches to fill it."""
-    F, I, W = x.passes.each  # noqa: E741  # the letters of the legend
-    full = np.minimum(x.filled, 1.0)
-    return _with_bubble(x, (x.p - 1) * largest((F + I - full * W, F, I)))
-
-
-def _zb_h2(x: Pipes) -> Floats:
-    """(p - 1) max(F + I - 2 W, F, I - F) from 2 p - 1 micro-batches on."""
-    F, I, W = x.passes.each  # noqa: E741  # the letters of the legend
-    full = np.clip(x.filled, 0.0, 2.0)
-    ahead = np.maximum(full - 1, 0.0)
-    return _with_bubble(x, (x.p - 1) * largest((F + I - full * W, F, I - ahead * F)))
-
-
-def _zb_v(x: Pipes) -> Floats:
-    """(p - 1) max(2 I - 2 W, I, 2 F - I, 2 F - 2 W) from 2 p - 1 micro-batches on."""
-    F, I, W = x.passes.each  # noqa: E741  # the letters of the legend
-    full = np.clip(x.filled - 1, 0.0, 1.0)
-    fewer = np.clip(1 - x.filled, 0.0, 1.0)  # micro-batches than ranks
-    early = 2 * fewer * F + 2 * I - 2 * full * W
-    late = np.where(full > 0, 2 * F - full * np.minimum(I, 2 * W), 0.0)
-    return _folded(x, (x.p - 1) * largest((early, I, late)))
-
-
-def _dualpipe(x: Pipes) -> Floats:
-    """max[(p/2 - 1)(F + I - W), (p/2 - 1) F, (p - 2) I - F - (p/2 - 1) W]."""
-    F, I, W = x.passes.each  # noqa: E741  # the letters of the legend
-    half = x.p / 2 - 1
-    return _folded(x, largest((half * (F + I - W), half * F, half * (2 * I - W) - F)))
-
-
-def _dualpipev(x: Pipes) -> Floats:
-    """max[(p - 1)(F + I - W), (p - 1) F, 2 (p - 1) I - F - (p - 1) W]."""
-    F, I, W = x.passes.each  # noqa: E741  # the letters of the legend
-    less = x.p - 1
-    return _folded(x, largest((less * (F + I - W), less * F, less * (2 * I - W) - F)))
-
-
-FORMULAS: dict[str, Callable[[Pipes], Floats]] = {
-    "gpipe": _gpipe,
-    "1f1b": _one_f_one_b,
-    "interleaved": _interleaved,
-    "zb-h1": _zb_h1,
-    "zb-h2": _zb_h2,
-    "zb-v": _zb_v,
-    "dualpipe": _dualpipe,
-    "dualpipev": _dualpipev,
-}
-
-
-def held(name: str, p: Integers, m: Integers, v: Integers, rank: Integers) -> Integers:
-    """Micro-batches whose activations a rank holds at its peak, counted per stage.
-
-        gpipe          m
-        1f1b           min(p - r, m)
-        interleaved    min((v - 1) p + 2 (p - 1 - r) + 1, v m)
-        zb-h1          min(p, m)
-        zb-h2          min(2 p - 1, m)
-        zb-v           min(2 p, 2 m, m + r + 1)
-        dualpipe       p + 1
-        dualpipev      2 p + 1
-
-    Counted on the rows of the schedules, as `simulate.peak_in_flight` does.
-    """
-    ahead = 2 * (p - 1 - rank)
-    most = {
-        "gpipe": m,
-        "1f1b": p - rank,
-        "interleaved": np.minimum((v - 1) * p + ahead + 1, v * m),
-        "zb-h1": p,
-        "zb-h2": 2 * p - 1,
-        "zb-v": np.minimum(np.minimum(2 * p, 2 * m), m + rank + 1),
-        "dualpipe": p + 1,
-        "dualpipev": 2 * p + 1,
-    }[name]
-    capped = np.minimum(most, m) if name in ("1f1b", "zb-h1", "zb-h2") else most
-    return np.asarray(capped, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -275,7 +102,7 @@ def ranks_of(shape: ModelShape, variants: Sequence[Variant]) -> Ranks:
     first_dense, first_routed = np.array(firsts, dtype=np.int64).reshape(-1, 2).T
     layouts = [v.layout for v in variants]
     stages = np.array([len(stages_of_rank(each, 0)) for each in layouts], dtype=np.int64)
-    copies = stages // np.array([each.chunks for each in layouts], dtype=np.int64)
+    copies = stages // np.array([chunks(each) for each in layouts], dtype=np.int64)
     dense, routed, place, last = np.moveaxis(table, 2, 0)
     number = np.array([len(ranks) for ranks in found], dtype=np.int64)
     return Ranks(dense, routed, place, last, stages, copies, first_dense, first_routed, number)
@@ -291,10 +118,10 @@ def _ranks(shape: ModelShape, variant: Variant) -> list[_Rank]:
     for place in range(p):
         stages = list(stages_of_rank(layout, place))
         plain, blocks = int(dense[stages].sum()), int(sizes[stages].sum())
-        ranks.append(_Rank(plain, blocks - plain, place, int(layout.num_stages - 1 in stages)))
-    between = ranks[1:-1] if variant.schedule == "zb-v" else ranks[-2:0:-1]
-    unlike = {(rank.dense, rank.routed): rank for rank in between}  # the last of its kind stays
-    ahead = -1 if variant.schedule == "zb-v" else 1
+        ranks.append(_Rank(plain, blocks - plain, place, int(num_stages(layout) - 1 in stages)))
+    in_flight = find_schedule(variant.schedule).peak_in_flight(p, p, variant.v)
+    ahead = -1 if in_flight[-1] > in_flight[0] else 1  # which ranks hold more: early, or late ones
+    unlike = {(rank.dense, rank.routed): rank for rank in ranks[1:-1][::-ahead]}  # the last stays
     return [ranks[0], ranks[-1], *_largest(list(unlike.values()), ahead)]
 
 
@@ -317,7 +144,7 @@ def _first_stage(shape: ModelShape, variant: Variant) -> tuple[int, int]:
 
 def _blocks(shape: ModelShape, layout: Layout) -> tuple[Integers, Integers]:
     """Blocks without experts, and all blocks, of every stage."""
-    sizes = np.array(layout.layers_of_stages(shape.layers), dtype=np.int64)
+    sizes = np.array(layers_of_stages(layout, shape.layers), dtype=np.int64)
     plain = shape.dense_layers if shape.is_moe else shape.layers
     return np.clip(plain - (np.cumsum(sizes) - sizes), 0, sizes), sizes
 
@@ -325,8 +152,9 @@ def _blocks(shape: ModelShape, layout: Layout) -> tuple[Integers, Integers]:
 def held_by(rows: Rows, variants: Sequence[Variant], place: Integers) -> Floats:
     """Micro-batches held by one rank of every row, counted per stage, of shape (rows, 1)."""
     result = np.empty(place.shape)
-    chunks = np.array([v.v for v in variants], dtype=np.int64)[rows.variant]
+    several = np.array([v.v for v in variants], dtype=np.int64)[rows.variant]
     for name, which in runs(variants, rows.variant[:, 0]):
-        columns = (column[which] for column in (rows.pp, rows.m, chunks, place))
-        result[which] = held(name, *columns)
+        formula = find_schedule(name).in_flight
+        assert formula is not None, f"{name} is not to be searched"
+        result[which] = formula(Peaks(*(x[which] for x in (rows.pp, rows.m, several, place))))
     return result

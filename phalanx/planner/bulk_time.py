@@ -13,11 +13,12 @@ import numpy as np
 from phalanx.cost.blocks import HALF
 from phalanx.planner.bulk_memory import Held, Ledger, Spread
 from phalanx.planner.bulk_moments import RankBytes
-from phalanx.planner.bulk_pipeline import Pipes, Seconds, makespans
+from phalanx.planner.bulk_pipeline import makespans
 from phalanx.planner.bulk_units import Units, exposed
 from phalanx.planner.bulk_wires import Collectives, Fabric, Groups, fabric_of, groups_of, send
 from phalanx.planner.columns import Floats, Integers, Rows, Sharding, largest
 from phalanx.planner.question import Question
+from phalanx.schedules.formulas import Pipes, Seconds
 
 
 @dataclass(frozen=True)

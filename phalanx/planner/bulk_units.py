@@ -20,12 +20,12 @@ from phalanx.cost.compute import Product, Work
 from phalanx.cost.params import block_held, embedding_held, head_held
 from phalanx.cost.roofline import expected_ranks
 from phalanx.planner.bulk_compute import Kernels, Load, Messages
-from phalanx.planner.bulk_pipeline import Seconds
 from phalanx.planner.bulk_wires import Collectives, Fabric, Groups, fabric_of, groups_of, send
 from phalanx.planner.candidates import Space
 from phalanx.planner.columns import Booleans, Floats, Integers, Rows
 from phalanx.planner.question import Question
 from phalanx.planner.stages import Around, around_block
+from phalanx.schedules.formulas import Seconds
 
 
 @dataclass(frozen=True)

@@ -14,18 +14,17 @@ from phalanx.cost.blocks import HALF
 from phalanx.cost.memory import rank_memory
 from phalanx.cost.params import stage_layers, stages_of_rank
 from phalanx.cost.precision import as_operands
-from phalanx.cost.saved import KEPT_BY, Saved, block_saved, bytes_per_token, head_saved
-from phalanx.planner.pace import in_flight
+from phalanx.cost.saved import Saved, block_saved, bytes_per_token, head_saved
 from phalanx.planner.question import Question
+from phalanx.schedules.layouts import placement, spec_of
 
-SPLIT = ("zb-h1", "zb-h2")  # with one stage on the last rank
 SCORE_GRADIENTS = 2  # of the softmax and of what dropout left of it, while they are differentiated
 
 
 def rank_bytes(question: Question) -> Iterator[RankBytes]:
     """Bytes of every pipeline rank at its worst moment."""
     layout = question.layout
-    held = in_flight(layout.schedule, layout.pp, question.micro_batches, question.v)
+    held = spec_of(layout).peak_in_flight(layout.pp, question.micro_batches, question.v)
     for rank in range(layout.pp):
         yield _rank(question, rank, held[rank])
 
@@ -95,8 +94,7 @@ def _gone(saved: tuple[Saved, ...], layout: Layout) -> float:
     parts = layout.recompute.parts
     if "operators" in parts:
         return _gone_by_operator(saved, layout)
-    names = tuple(name for part in parts for name in KEPT_BY[part])
-    return bytes_per_token([item for item in saved if item.name.startswith(names)], layout)
+    return bytes_per_token([item for item in saved if item.freed_by & parts], layout)
 
 
 def _gone_by_operator(saved: tuple[Saved, ...], layout: Layout) -> float:
@@ -133,13 +131,19 @@ def _in_eight_bits(question: Question, rank: int) -> float:
     return total
 
 
+def head_waits(layout: Layout) -> bool:
+    """Whether the weight gradient of the head comes later, on a rank with no other stage."""
+    alone = len(placement(layout).stages_of(layout.pp - 1)) == 1
+    return alone and spec_of(layout).splits_backward
+
+
 def _logits_let_go(question: Question, held: float) -> float:
     """Bytes of logits that only an input gradient needs, where weight gradients come later.
 
     For those the last rank keeps the gradient of the logits, in 16 bits.
     """
     layout = question.layout
-    if layout.schedule not in SPLIT or layout.chunks > 1 or layout.logits:
+    if not head_waits(layout) or layout.logits:
         return 0.0
     saved = head_saved(question.shape, HALF, question.practice.stack)
     each = bytes_per_token(saved, layout) - HALF * question.shape.vocab / layout.tp

@@ -14,15 +14,15 @@ from typing import NamedTuple
 import numpy as np
 
 from phalanx.core.errors import RefusedError, divisors, shorten
-from phalanx.core.layout import SCHEDULES, Layout
+from phalanx.core.layout import DEFAULT_SCHEDULE, Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.precision import Precision
 from phalanx.core.recompute import MODES
 from phalanx.planner.columns import Booleans, Integers, Ragged, Rows, Sharding, rows_of_degrees
-from phalanx.planner.question import DOUBLED, TWO_STAGES
+from phalanx.schedules.registry import SPECS, find_schedule
+from phalanx.schedules.sizes import ONE
 
-# PipeDream moves the weights in the middle of a step: it is another update, not another order.
-SEARCHED = tuple(name for name in SCHEDULES if name != "pipedream")
+SEARCHED = tuple(spec.name for spec in SPECS if spec.can_be_searched)
 
 # What a search varies; every other key of a layout keeps its default.
 VARIED = (
@@ -60,7 +60,7 @@ class Variant(NamedTuple):
     @property
     def asked_v(self) -> int:
         """What a layout says as v: 0 where the schedule leaves no choice."""
-        return self.v if self.schedule == "interleaved" else 0
+        return 0 if find_schedule(self.schedule).chunks.fixed else self.v
 
 
 @dataclass(frozen=True)
@@ -148,16 +148,21 @@ def _allowed(key: str, values: Sequence[int], limits: Limits) -> list[int]:
 
 def _variants(pp: int, layers: int, limits: Limits) -> Iterator[Variant]:
     """Schedules over `pp` ranks; on a single rank they are all the same."""
-    names = [name for name in SEARCHED if name in limits.get("schedule", SEARCHED)]
+    asked = limits.get("schedule", SEARCHED)
+    names = [str(name) for name in sorted(asked, key=_place)]
     if pp == 1:
-        names = ["1f1b"] if "1f1b" in names else [n for n in names if n in ("gpipe", "zb-h1")]
+        plain = [name for name in names if find_schedule(name).chunks == ONE]
+        names = [DEFAULT_SCHEDULE] if DEFAULT_SCHEDULE in plain else plain[:1]
     for name in names:
-        if name == "interleaved":
-            counts = list(range(2, max(layers // pp, 1) + 1))
-        else:
-            counts = [2 if name in TWO_STAGES else 1]
-        for v in _allowed("v", counts, limits):
+        chunks = find_schedule(name).chunks
+        most = max(layers // pp, 1) if chunks.most is None else chunks.most
+        for v in _allowed("v", range(chunks.least, most + 1), limits):
             yield Variant(name, pp, v)
+
+
+def _place(name: object) -> tuple[int, str]:
+    """Schedules in the order of the registry, those from elsewhere behind."""
+    return (SEARCHED.index(name) if name in SEARCHED else len(SEARCHED)), str(name)
 
 
 def shardings(dp: int, limits: Limits) -> list[Sharding]:
@@ -280,12 +285,11 @@ def refuse_degrees(where: Space, rows: Rows) -> dict[str, Booleans]:
 
 def refuse_schedules(where: Space, rows: Rows) -> dict[str, Booleans]:
     """Which rows have a schedule that their layers or micro-batches cannot fill."""
-    names = np.array([v.schedule for v in where.variants])
     stages = np.array([v.num_stages for v in where.variants])[rows.variant]
-    is_a = {name: (names == name)[rows.variant] for name in SEARCHED}
-    p, m = rows.pp, rows.m
-    short = m < 2 * p
-    unfit = is_a["interleaved"] & (m % p != 0) | is_a["dualpipev"] & short
-    for name in DOUBLED:
-        unfit |= is_a[name] & (short | (p % 2 != 0) | (m % 2 != 0))
+    specs = [find_schedule(v.schedule) for v in where.variants]
+    wrong = [not spec.ranks.hold(v.pp) for spec, v in zip(specs, where.variants, strict=True)]
+    sizes = [spec.micro_batches(v.pp) for spec, v in zip(specs, where.variants, strict=True)]
+    least, multiple = (np.array(column) for column in list(zip(*sizes, strict=True))[:2])
+    unfit = np.array(wrong)[rows.variant] | (rows.m < least[rows.variant])
+    unfit |= rows.m % multiple[rows.variant] != 0
     return {LAYERS: stages > where.shape.layers, SCHEDULE: unfit}

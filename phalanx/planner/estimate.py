@@ -6,14 +6,15 @@ from math import log2
 
 from phalanx.core.cluster import Cluster
 from phalanx.core.errors import RefusedError
-from phalanx.core.estimate import Estimate, Message, Term
+from phalanx.core.estimate import Estimate, PricedMessage, Term
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe, Run
+from phalanx.cost.collectives import bytes_sent
 from phalanx.cost.flops import Utilization, utilization
 from phalanx.cost.params import copies, rank_held, stages_of_rank
 from phalanx.cost.practice import PHALANX, Practice
-from phalanx.cost.traffic import refuse_impossible
+from phalanx.cost.refusals import refuse
 from phalanx.planner.bytes import rank_bytes
 from phalanx.planner.exchange import Cover, exchange
 from phalanx.planner.pipeline import (
@@ -24,6 +25,7 @@ from phalanx.planner.pipeline import (
     pipeline,
 )
 from phalanx.planner.question import Question, ask
+from phalanx.schedules.layouts import chunks, is_asynchronous
 
 
 def estimate(
@@ -72,10 +74,18 @@ def answer(question: Question) -> Estimate:
         micro_batches=question.micro_batches,
         ranks=tuple(rank_bytes(question)),
         capacity=question.cluster.accelerator.memory,
-        messages=(*_messages(question, inside), *data.messages),
+        messages=tuple(map(_with_bytes_sent, (*_messages(question, inside), *data.messages))),
         spread=question.rates.spread,
         notes=tuple(_notes(question)),
     )
+
+
+def _with_bytes_sent(message: PricedMessage) -> PricedMessage:
+    """A message with what one rank sends for it."""
+    if message.collective == "send":
+        return message._replace(bytes_per_rank=message.bytes)
+    sent = bytes_sent(message.collective, message.bytes, message.ranks)
+    return message._replace(bytes_per_rank=sent)
 
 
 def step_seconds(question: Question) -> float:
@@ -88,7 +98,7 @@ def step_seconds(question: Question) -> float:
 
 def cover(question: Question, inside: Pipeline) -> Cover:
     """What the first rank does with one micro-batch, in all of its chunks."""
-    v = question.layout.chunks
+    v = chunks(question.layout)
     units = sum(count for _, count in inside.units[0]) * v
     return Cover(inside.stages[0][ALL].times(v), max(units, 1))
 
@@ -138,7 +148,7 @@ def _utilization(question: Question, lasts: float) -> Utilization:
     return utilization(shape, question.seq, question.tokens / lasts, peak, layout.recompute)
 
 
-def _messages(question: Question, inside: Pipeline) -> Iterator[Message]:
+def _messages(question: Question, inside: Pipeline) -> Iterator[PricedMessage]:
     """What the rank that sets the pace sends inside the pipeline, equal messages added up."""
     layout, m = question.layout, question.micro_batches
     found: dict[tuple[str, str, str, float, int], tuple[float, float, float]] = {}
@@ -152,11 +162,11 @@ def _messages(question: Question, inside: Pipeline) -> Iterator[Message]:
                 more = (times, times * sent.seconds, shown)
                 found[key] = tuple(a + b for a, b in zip(before, more, strict=True))  # type: ignore[assignment]  # three of three
     for (axis, collective, purpose, size, ranks), (times, lasts, shown) in found.items():
-        yield Message(axis, collective, purpose, size, times, lasts, shown, ranks)
+        yield PricedMessage(axis, collective, purpose, size, times, lasts, shown, ranks)
     if layout.pp > 1:
-        times = 2 * m * layout.chunks
+        times = 2 * m * chunks(layout)
         hops = inside.terms[-1].find("hops")
-        yield Message(
+        yield PricedMessage(
             "pipeline",
             "send",
             "activations, gradients",
@@ -177,7 +187,7 @@ def _notes(question: Question) -> Iterator[str]:
     unpriced = " ".join(_unpriced(question.layout))
     if unpriced:
         yield f"the seconds are those without {unpriced}: what it costs or saves is not priced"
-    if question.layout.asynchronous:
+    if is_asynchronous(question.layout):
         yield (
             f"schedule={question.layout.schedule} is priced with one update of a step, and moves "
             f"the weights after each of {question.micro_batches} micro-batches; the weights that "
@@ -200,9 +210,9 @@ def _unpriced(layout: Layout) -> Iterator[str]:
 
 def _untrainable(question: Question) -> Iterator[str]:
     """Why `phalanx train` would refuse what is priced here, if it would."""
-    clip = 0.0 if question.layout.asynchronous else 1.0
+    clip = 0.0 if is_asynchronous(question.layout) else 1.0
     recipe = Recipe(seq=question.seq, batch=question.batch, clip=clip)
     try:
-        refuse_impossible(Run(model=question.shape, layout=question.layout, recipe=recipe))
+        refuse(Run(model=question.shape, layout=question.layout, recipe=recipe))
     except RefusedError as refusal:
         yield f"phalanx train refuses this: {refusal}"

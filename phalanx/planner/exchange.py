@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from phalanx.core.estimate import Message, Term
+from phalanx.core.estimate import PricedMessage, Term
 from phalanx.cost.blocks import HALF
 from phalanx.cost.compute import Passes
 from phalanx.cost.params import copies, rank_held
@@ -15,7 +15,7 @@ class Exchange(NamedTuple):
     """The data axis of one step: its terms and its messages."""
 
     terms: tuple[Term, ...] = ()
-    messages: tuple[Message, ...] = ()
+    messages: tuple[PricedMessage, ...] = ()
 
 
 class Cover(NamedTuple):
@@ -69,7 +69,7 @@ def _once(question: Question, cover: Cover) -> Exchange:
     shown = _shown(question, (name, size), behind, cover.units, hides=practice.hides_gradients)
     terms = [Term("reduction of gradients", shown, worth=shown)]
     ranks, lasts = on.group.size, seconds(name, size, on)
-    messages = [Message("data", name, "gradients", size, 1, lasts, shown, ranks)]
+    messages = [PricedMessage("data", name, "gradients", size, 1, lasts, shown, ranks)]
     gathered = _gather_once(question, cover, params) if layout.zero_stage else Exchange()
     return Exchange((*terms, *gathered.terms), (*messages, *gathered.messages))
 
@@ -80,7 +80,7 @@ def _gather_once(question: Question, cover: Cover, params: float) -> Exchange:
     hides, units = question.practice.hides_weights, cover.units
     shown = _shown(question, (name, size), cover.passes.F, units, hides=hides)
     lasts, ranks = seconds(name, size, on), on.group.size
-    message = Message("data", name, "weights", size, 1, lasts, shown, ranks)
+    message = PricedMessage("data", name, "weights", size, 1, lasts, shown, ranks)
     return Exchange((Term("gather of weights", shown, worth=shown),), (message,))
 
 
@@ -88,7 +88,7 @@ def _between_copies(question: Question, cover: Cover) -> Exchange:
     """HSDP: once a step, every rank sums its part of the gradients with the other sharded copies.
 
     It hides behind what the reduction inside a copy leaves of the backward. Its twin is
-    `cost/axes/data.py`.
+    `cost/messages/data.py`.
     """
     layout, practice = question.layout, question.practice
     if not layout.zero_stage or layout.replicas == 1:
@@ -102,7 +102,7 @@ def _between_copies(question: Question, cover: Cover) -> Exchange:
     shown = lasts
     if practice.hides_gradients:
         shown = max(lasts * exposed_share(question, lasts, behind), lasts / cover.units)
-    message = Message(
+    message = PricedMessage(
         "data", "all_reduce", "gradients of copies", part, 1, lasts, shown, across.size
     )
     return Exchange((Term("reduction over copies", shown, worth=shown),), (message,))

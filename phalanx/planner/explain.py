@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 from phalanx.core.errors import RefusedError, divisors
 from phalanx.core.estimate import Estimate
-from phalanx.core.layout import Layout
+from phalanx.core.layout import DEFAULT_SCHEDULE, Layout
 from phalanx.core.recompute import FULL, MODES
 from phalanx.core.units import show_bytes, show_seconds
 from phalanx.planner.estimate import estimate
 from phalanx.planner.sweep import Request
+from phalanx.schedules.layouts import chunks, spec_of
 
 NAMED = 3  # terms that a reason names
 TELLING = 0.005  # share of a step below which a term is not worth a word
@@ -144,11 +145,12 @@ def _on_each_rank(layout: Layout) -> Iterator[Layout]:
         yield replace(layout, mb=mb)
     if layout.tp > 1 and not layout.sequence_parallel:
         yield replace(layout, sp=None)
-    if layout.schedule != "1f1b" and not layout.stages:
-        yield replace(layout, schedule="1f1b", v=0)
-    if layout.schedule == "interleaved" and not layout.stages:
-        for v in range(2, layout.chunks):
-            yield replace(layout, v=v)
+    if layout.stages:
+        return
+    if layout.schedule != DEFAULT_SCHEDULE:
+        yield replace(layout, schedule=DEFAULT_SCHEDULE, v=0)
+    for v in range(spec_of(layout).chunks.least, chunks(layout)):
+        yield replace(layout, v=v)
 
 
 def _between_axes(layout: Layout) -> Iterator[Layout]:

@@ -19,6 +19,7 @@ from phalanx.planner.columns import Floats, Rows, Sharding, different
 from phalanx.planner.estimate import answer, step_seconds
 from phalanx.planner.question import Question, ask
 from phalanx.planner.sweep import Request
+from phalanx.schedules.layouts import chunks
 
 CLOSE = 1.5  # a layout this much slower than the best so far is no contender
 MOST_PRICED = 60  # exact prices at the most, in one search
@@ -120,7 +121,9 @@ class Contenders:
 def _order(contender: Contender) -> tuple[float, int]:
     """By seconds; of equal ones the one that cuts along fewer axes comes first."""
     layout = contender.layout
-    cuts = sum(degree > 1 for degree in (layout.pp, layout.tp, layout.cp, layout.ep, layout.chunks))
+    cuts = sum(
+        degree > 1 for degree in (layout.pp, layout.tp, layout.cp, layout.ep, chunks(layout))
+    )
     return float(f"{contender.seconds:.6g}"), cuts
 
 

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.core.schedule import Kind, Schedule
-from phalanx.planner.simulate import peak_in_flight
 from phalanx.schedules.build import build
 
 Floats = NDArray[np.float64]
@@ -37,7 +36,6 @@ class Levels:
         crosses: 1 where that one is on another rank.
         cost: the number of its kind times stages, plus its stage.
         ranks: the rank of each stage.
-        in_flight: the most micro-batches held by each rank, counted per stage.
     """
 
     bounds: tuple[int, ...]
@@ -46,7 +44,6 @@ class Levels:
     crosses: Floats
     cost: Integers
     ranks: tuple[int, ...]
-    in_flight: tuple[int, ...]
 
 
 def makespans(
@@ -74,14 +71,6 @@ def makespans(
     first = _play(levels(name, p, short, v), costs, hops)
     second = _play(levels(name, p, long, v), costs, hops)
     return first + (m - short) / (long - short) * (second - first)
-
-
-def in_flight(name: str, p: int, m: int, v: int | None) -> tuple[int, ...]:
-    """The most micro-batches that each rank holds, counted per stage."""
-    longest = PERIODS[1] * p + m % p
-    if name == "gpipe":
-        return (m,) * p
-    return levels(name, p, min(m, longest), v).in_flight
 
 
 def _play(order: Levels, costs: Mapping[Kind, Floats], hops: Floats) -> Floats:
@@ -127,7 +116,6 @@ def sort_into_levels(schedule: Schedule) -> Levels:
         crosses=((needs >= 0) & (owners[needed_stage] != owners[stage])).astype(np.float64),
         cost=numbered.kind[order] * schedule.num_stages + stage,
         ranks=schedule.ranks,
-        in_flight=peak_in_flight(schedule),
     )
 
 

@@ -12,9 +12,10 @@ from phalanx.core.schedule import Kind
 from phalanx.cost.blocks import HALF
 from phalanx.cost.compute import Passes
 from phalanx.cost.wires import Group, seconds
-from phalanx.planner.pace import Floats, levels, makespans
+from phalanx.planner.pace import Floats, makespans
 from phalanx.planner.question import Question
 from phalanx.planner.stages import PEAKS, UnitCost, group_links, stage_units
+from phalanx.schedules.layouts import num_stages, placement
 
 # What the time inside the pipeline goes to, and how a report calls it.
 INSIDE = {
@@ -29,7 +30,6 @@ INSIDE = {
     "expert": "expert axis",
     "weights": "weights and gradients of ZeRO",
 }
-FOLDED = ("zb-v", "dualpipe", "dualpipev")  # rank r does not hold the stages r, r + p, ...
 ALL = "all"
 HOPS = "hops"
 
@@ -64,7 +64,7 @@ def pipeline(question: Question, *, itemised: bool = True) -> Pipeline:
             one term.
     """
     layout, m = question.layout, question.micro_batches
-    units = [stage_units(question, stage) for stage in range(layout.num_stages)]
+    units = [stage_units(question, stage) for stage in range(num_stages(layout))]
     stages = [_total(each) for each in units]
     ranks = ranks_of_stages(question)
     gains = _play(question, stages, ranks, itemised=itemised)
@@ -82,10 +82,7 @@ def pipeline(question: Question, *, itemised: bool = True) -> Pipeline:
 
 def ranks_of_stages(question: Question) -> tuple[int, ...]:
     """The rank of every stage of the schedule, which may hold the model twice."""
-    layout = question.layout
-    if layout.schedule in FOLDED:
-        return levels(layout.schedule, layout.pp, 2 * layout.pp, question.v).ranks
-    return tuple(stage % layout.pp for stage in range(layout.num_stages))
+    return placement(question.layout).ranks
 
 
 def hop_bytes(question: Question) -> float:

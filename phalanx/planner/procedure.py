@@ -15,12 +15,12 @@ from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.recompute import FULL, MODES, Recompute
 from phalanx.cost.activations import checkpointed_bytes
-from phalanx.cost.bubbles import bubble
 from phalanx.cost.state import MIXED_ADAM, sharded
 from phalanx.planner.bytes import rank_bytes
 from phalanx.planner.estimate import answer
 from phalanx.planner.question import Question, ask
 from phalanx.planner.sweep import Request
+from phalanx.schedules.layouts import spec_of
 
 FEW_PERCENT = 0.05  # a bubble that needs no more micro-batches
 
@@ -82,7 +82,7 @@ def _fits(request: Request, layout: Layout) -> bool:
 def _with_larger_micro_batches(request: Request, layout: Layout) -> Layout:
     for mb in reversed(divisors(request.batch // layout.dp)):
         m = request.batch // (layout.dp * mb)
-        if mb == 1 or bubble("1f1b", layout.pp, m).idle_fraction > FEW_PERCENT:
+        if mb == 1 or spec_of(layout).bubble_of(layout.pp, m).idle_fraction > FEW_PERCENT:
             continue
         if _fits(request, larger := replace(layout, mb=mb)):
             return larger
@@ -127,7 +127,8 @@ def by_bubble(
             layout = Layout(dp=devices // (tp * pp), pp=pp, tp=tp, recompute=FULL)
             size = napkin_bytes(shape, layout, tokens, m)
             if size <= capacity:
-                found.append(Napkin(layout, size, bubble("1f1b", pp, m).idle_fraction))
+                idle = spec_of(layout).bubble_of(pp, m).idle_fraction
+                found.append(Napkin(layout, size, idle))
     return sorted(found, key=lambda fit: (fit.bubble, fit.layout.tp))
 
 

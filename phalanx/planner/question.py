@@ -13,9 +13,7 @@ from phalanx.core.sustained import Sustained
 from phalanx.cost.compute import Machine
 from phalanx.cost.practice import PHALANX, Practice
 from phalanx.cost.wires import Group
-
-TWO_STAGES = ("zb-v", "dualpipev")
-DOUBLED = ("dualpipe",)
+from phalanx.schedules.layouts import chunks, layers_of_stages, spec_of
 
 
 @dataclass(frozen=True)
@@ -51,9 +49,9 @@ class Question:
         return self.seq * self.batch
 
     @property
-    def v(self) -> int | None:
-        """Stages per rank as schedules are asked for them."""
-        return self.layout.chunks if self.layout.schedule == "interleaved" else None
+    def v(self) -> int:
+        """Chunks of layers per pipeline rank."""
+        return chunks(self.layout)
 
     @property
     def machine(self) -> Machine:
@@ -155,19 +153,29 @@ def refuse(question: Question) -> None:
             f"a sequence of {question.seq} tokens cannot be cut over cp={layout.cp}; "
             f"cp can be {shorten(divisors(question.seq))}"
         )
-    if layout.schedule.endswith(".csv"):
-        raise RefusedError(
-            f"schedule={layout.schedule}: the planner prices schedules by name, {layout.schedule} "
-            "it cannot; `phalanx schedule` times the file"
-        )
-    needed = 2 if layout.schedule in TWO_STAGES else 1
-    if layout.schedule != "interleaved" and layout.chunks != needed:
-        raise RefusedError(
-            f"schedule={layout.schedule} has {needed} stages per rank, not v={layout.chunks}; "
-            f"use v={needed}, or schedule=interleaved"
-        )
-    layout.layers_of_stages(shape.layers)
+    refuse_unpriced(layout)
+    layers_of_stages(layout, shape.layers)
     layout.micro_batches(question.batch)
+
+
+def refuse_unpriced(layout: Layout) -> None:
+    """Raise where the schedule has no price, or other chunks.
+
+    Raises:
+        UsageError: there is no such schedule.
+        RefusedError: with what works.
+    """
+    spec = spec_of(layout)
+    if spec.in_flight is None:
+        raise RefusedError(
+            f"schedule={layout.schedule}: the planner prices schedules that say what they hold in "
+            f"flight, {layout.schedule} does not; `phalanx schedule` times its rows"
+        )
+    if not spec.chunks.hold(chunks(layout)):
+        raise RefusedError(
+            f"schedule={layout.schedule} needs v to be {spec.chunks}, not v={chunks(layout)}; use "
+            f"v={spec.chunks.nearest(chunks(layout))}, or a schedule that leaves v open"
+        )
 
 
 def _wrong_product(layout: Layout, count: int) -> str:

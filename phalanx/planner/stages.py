@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from phalanx.core.message import Collective
 from phalanx.core.model import ModelShape
+from phalanx.core.operators import describe
 from phalanx.core.recompute import NONE
-from phalanx.core.traffic import Collective
-from phalanx.cost.axes.tensor import attention_inputs
 from phalanx.cost.blocks import HALF, Slice, block_work, embedding_work, head_work
 from phalanx.cost.compute import Cost, Passes, Product, Work, again, total
 from phalanx.cost.params import block_held, copies, embedding_held, head_held, stage_layers
 from phalanx.cost.roofline import expected_ranks
 from phalanx.cost.wires import Group, Links, links, seconds
 from phalanx.planner.question import Question
+from phalanx.schedules.layouts import num_stages
 
 NOTHING = Passes()
 PEAKS = ("products at peak", "attention at peak")
@@ -94,7 +95,7 @@ def stage_units(question: Question, stage: int) -> list[tuple[UnitCost, int]]:
         units.append((block_cost(question, routed=False), plain))
     if len(layers) > plain:
         units.append((block_cost(question, routed=True), len(layers) - plain))
-    if stage == layout.num_stages - 1:
+    if stage == num_stages(layout) - 1:
         units.append((head_cost(question), 1))
     return units
 
@@ -216,12 +217,16 @@ class Around(NamedTuple):
 
 def around_block(shape: ModelShape) -> Around:
     """Attention and an MLP; latent attention sends what it has compressed."""
-    rotary_key = (shape.qk_rope,) if shape.is_mla else ()
-    return Around((*attention_inputs(shape), shape.hidden), 2, rotary_key)
+    boundaries = [op.boundary for op in describe(shape).dense.all if op.boundary]
+    columns, once = (
+        tuple(each.width for each in boundaries if each.kind == kind)
+        for kind in ("columns", "gather")
+    )
+    return Around(columns, 2, once)
 
 
 def _tensor_messages(question: Question, around: Around, cost: Cost) -> Iterable[Sent]:
-    """Messages around products, as in `cost/axes/tensor.py`.
+    """Messages around products, as in `cost/messages/tensor.py`.
 
     In backward, Megatron-LM sums the gradient of a product by columns beside its weight gradient,
     and gathers its input again beside its input gradient. Sources: Shoeybi et al. 2019
@@ -288,7 +293,7 @@ def _expert_message(question: Question) -> Sent:
     Source: DeepSeek-V3 (arXiv:2412.19437), section 3.2.2.
     """
     layout, shape, group = question.layout, question.shape, question.expert_group
-    tokens = HALF * _slice(question).own_tokens * shape.hidden
+    tokens = HALF * _slice(question).tokens_of("own") * shape.hidden
     size = tokens * shape.top_k
     on = group_links(question, group)
     e, r = group.size, on.inside

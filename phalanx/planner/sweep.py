@@ -20,7 +20,6 @@ from phalanx.planner.bulk_time import Steps, least_seconds, step_seconds
 from phalanx.planner.bulk_units import UnitTables
 from phalanx.planner.candidates import (
     MEMORY,
-    SEARCHED,
     Choices,
     Limits,
     choices,
@@ -178,7 +177,8 @@ class Sweep:
         rows = more.add_schedules(rows)
         weights = more.weights_of_schedules(rows)
         rows = self._sieve(rows, weights, refuse_schedules(self.where, rows))
-        names = np.array([SEARCHED.index(v.schedule) for v in self.where.variants])
+        schedules = list(dict.fromkeys(v.schedule for v in self.where.variants))
+        names = np.array([schedules.index(v.schedule) for v in self.where.variants])
         together = np.argsort(names[rows.variant], kind="stable")
         return more.add_switches(rows.take(together))
 

@@ -4,11 +4,12 @@ from functools import lru_cache
 from pathlib import Path
 
 from phalanx.core.errors import RefusedError, UsageError
-from phalanx.core.layout import Layout
-from phalanx.core.schedule import Schedule
-from phalanx.schedules.check import check
+from phalanx.core.schedule import Kind, Schedule
 from phalanx.schedules.lower import ACCUMULATES
 from phalanx.schedules.messages import only_computing
+from phalanx.schedules.placement import placement_of
+from phalanx.schedules.sizes import Sizes
+from phalanx.schedules.spec import ScheduleSpec
 from phalanx.schedules.text import from_csv
 
 
@@ -36,25 +37,28 @@ def _read(path: str, _changed: int) -> Schedule:
     return from_csv(Path(path).read_text(encoding="utf-8"), Path(path).stem)
 
 
-def schedule_to_train(layout: Layout, m: int) -> Schedule:
-    """What the file that the layout names computes, as a step of `m` micro-batches.
+def spec_of_file(path: str) -> ScheduleSpec:
+    """What the rows in a file say about themselves: they are for one number of each.
 
     Raises:
-        RefusedError: the file is for other sizes, or its rows are no step; the message says why.
+        UsageError: there is no such file, or it is no text, or a cell is no action.
+        ScheduleError: the rows do not make up a pipeline; see `from_csv`.
     """
-    schedule = only_computing(read_schedule(layout.schedule))
+    schedule = only_computing(read_schedule(path))
+    sizes = {key: Sizes(size, 1, size) for key, size in (("p", schedule.p), ("m", schedule.m))}
     chunks = schedule.v // schedule.copies
-    for key, asked, found in (
-        ("pp", layout.pp, schedule.p),
-        ("v", layout.chunks, chunks),
-        ("micro-batches", m, schedule.m),
-    ):
-        if asked != found:
-            batch = f"; use recipe.batch={found * layout.dp * layout.mb}"
-            hint = batch if key == "micro-batches" else f"; use {key}={found}"
-            raise RefusedError(f"{layout.schedule} is for {key}={found}, not {asked}{hint}")
-    check(schedule)
-    return schedule
+    return ScheduleSpec(
+        name=path,
+        title=Path(path).stem,
+        description="rows from a file",
+        source=path,
+        rows=lambda p, m, v: schedule.rows,
+        placement=lambda p, v: placement_of(schedule),
+        ranks=sizes["p"],
+        micro_batches=lambda p: sizes["m"],
+        chunks=Sizes(chunks, 1, chunks),
+        splits_backward=any(a.kind is Kind.INPUT_GRAD for row in schedule.rows for a in row),
+    )
 
 
 def refuse_early_embedding(schedule: Schedule) -> None:

@@ -6,22 +6,21 @@ Source: Narayanan et al. 2021 (arXiv:2104.04473), section 2.2.2.
 
 from collections.abc import Iterator
 
-from phalanx.core.errors import RefusedError
-from phalanx.core.schedule import Action, Kind, Schedule
+from phalanx.core.schedule import Action, Kind, Row
+from phalanx.schedules.bubble import PaperBubble, PassSeconds
+from phalanx.schedules.formulas import Floats, Integers, Peaks, Pipes, smallest
+from phalanx.schedules.placement import looped
+from phalanx.schedules.sizes import SEVERAL, Sizes
+from phalanx.schedules.spec import ScheduleSpec
 
 
-def interleaved(p: int, m: int, v: int) -> Schedule:
-    """Order the work of `m` micro-batches over `p` ranks with `v` chunks each.
+def rows(p: int, m: int, v: int) -> tuple[Row, ...]:
+    """Order the work of `m` micro-batches, a multiple of p, over `p` ranks with `v` chunks each.
 
     The bubble is (p - 1) / (v m). Rank r holds at most (v - 1) p + 2 (p - 1 - r) + 1
     chunks in flight (or all v m), each 1/v of its layers.
-
-    Raises:
-        RefusedError: m is no multiple of p, or there is nothing to interleave.
     """
-    _require_interleavable(p, m, v)
-    rows = tuple(tuple(_row(rank, p, m, v)) for rank in range(p))
-    return Schedule("interleaved", p, m, v, rows, ranks=tuple(s % p for s in range(p * v)))
+    return tuple(tuple(_row(rank, p, m, v)) for rank in range(p))
 
 
 def _row(rank: int, p: int, m: int, v: int) -> Iterator[Action]:
@@ -49,21 +48,35 @@ def _backward(k: int, rank: int, p: int, v: int) -> Action:
     return Action((v - 1 - chunk) * p + rank, Kind.BACKWARD, group * p + i)
 
 
-def _require_interleavable(p: int, m: int, v: int) -> None:
-    if p < 2:
-        raise RefusedError(
-            f"interleaved has nothing to interleave on p={p} rank; "
-            "p must be at least 2, or use schedule 1f1b with v=1"
-        )
-    if v < 2:
-        raise RefusedError(
-            f"interleaved with v={v} chunk per rank has nothing to interleave; "
-            "v must be at least 2, or use schedule 1f1b"
-        )
-    if m % p:
-        below = m // p * p
-        nearest = f"{below} or {below + p}" if below else f"{p}"
-        raise RefusedError(
-            f"m={m} micro-batches do not go round p={p} ranks evenly, as interleaved needs; "
-            f"m can be {nearest}"
-        )
+def _micro_batches(p: int) -> Sizes:
+    return Sizes(least=p, multiple=p)
+
+
+def _makespan(x: Pipes) -> Floats:
+    """The other ranks wait for one chunk, not for one rank's whole share."""
+    return x.m * x.worst + (x.p - 1) * (x.total / (x.p * x.v) + 2 * x.hop)
+
+
+def _in_flight(x: Peaks) -> Integers:
+    """min((v - 1) p + 2 (p - 1 - r) + 1, v m)."""
+    return smallest(((x.v - 1) * x.p + 2 * (x.p - 1 - x.rank) + 1, x.v * x.m))
+
+
+def _idle(p: int, v: int, seconds: PassSeconds) -> float:
+    return (p - 1) * (seconds.F + seconds.B) / v
+
+
+INTERLEAVED = ScheduleSpec(
+    name="interleaved",
+    title="interleaved",
+    description="1F1B over v chunks of layers per rank: a bubble v times smaller, more messages",
+    source="Narayanan et al. 2021 (arXiv:2104.04473), section 2.2.2",
+    rows=rows,
+    placement=looped,
+    ranks=SEVERAL,
+    micro_batches=_micro_batches,
+    chunks=SEVERAL,
+    makespan=_makespan,
+    in_flight=_in_flight,
+    bubble=PaperBubble("(p-1) (F+B) / v", _idle),
+)

@@ -7,18 +7,21 @@ Source: Narayanan et al. 2019 (SOSP; Harlap et al., arXiv:1806.03377), sections 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from phalanx.core.schedule import Kind, Row, Schedule
-from phalanx.schedules.one_f_one_b import one_f_one_b
+from phalanx.core.schedule import Kind, Row
+from phalanx.schedules.one_f_one_b import ONE_F_ONE_B
 
-
-def pipedream(p: int, m: int) -> Schedule:
-    """Order the work of `m` micro-batches, however many a run has, over `p` ranks.
-
-    The rows are those of 1F1B, but m counts the whole run rather than one step: the pipeline
-    fills once, so the bubble (p - 1) / m vanishes. Instead of waiting for a flush, a rank keeps
-    the weights that each micro-batch went forward with, for its backward (weight stashing).
-    """
-    return replace(one_f_one_b(p, m), name="pipedream")
+# The rows are those of 1F1B, but m counts the whole run rather than one step: the pipeline fills
+# once, so the bubble (p - 1) / m vanishes. Instead of waiting for a flush, a rank keeps the weights
+# that each micro-batch went forward with, for its backward (weight stashing).
+PIPEDREAM = replace(
+    ONE_F_ONE_B,
+    name="pipedream",
+    title="PipeDream",
+    description="1F1B without a flush: every backward moves the weights, gradients are stale",
+    source="Narayanan et al. 2019 (SOSP; Harlap et al., arXiv:1806.03377), sections 3.2 and 3.3",
+    asynchronous=True,
+    bubble=None,
+)
 
 
 def weight_delays(row: Row) -> tuple[int, ...]:

@@ -1,13 +1,8 @@
-"""Where the stages of a pipeline live: which rank holds which slices of the model.
-
-The planner and the trainer both ask here, so that they never disagree about it.
-"""
+"""Where the stages of a pipeline live: which rank holds which slices of the model."""
 
 from typing import NamedTuple
 
-from phalanx.core.layout import Layout
 from phalanx.core.schedule import Schedule
-from phalanx.schedules.file import read_schedule
 
 
 class Placement(NamedTuple):
@@ -32,6 +27,14 @@ class Placement(NamedTuple):
         depth = self.depth
         return set(self.ranks[::depth]) == set(self.ranks[depth - 1 :: depth])
 
+    def begins(self, stage: int) -> bool:
+        """Whether the stage embeds: the first of a copy of the model."""
+        return stage % self.depth == 0
+
+    def ends(self, stage: int) -> bool:
+        """Whether the stage computes the loss: the last of a copy of the model."""
+        return (stage + 1) % self.depth == 0
+
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages that `rank` holds, ascending."""
         return tuple(stage for stage, holder in enumerate(self.ranks) if holder == rank)
@@ -53,27 +56,14 @@ def looped(p: int, v: int) -> Placement:
     return Placement(tuple(stage % p for stage in range(p * v)))
 
 
-def folded(p: int) -> Placement:
+def folded(p: int, v: int = 2) -> Placement:
     """Rank r holds stage r on the way down and stage 2 p - 1 - r on the way up: a V."""
     return Placement((*range(p), *reversed(range(p))))
 
 
-def doubled(p: int) -> Placement:
+def doubled(p: int, v: int = 1) -> Placement:
     """Rank r holds stage r of one copy of the model, and stage p - 1 - r of another."""
     return folded(p)._replace(copies=2)
-
-
-def placement(layout: Layout) -> Placement:
-    """The placement that the layout's schedule goes with."""
-    match layout.schedule:
-        case "zb-v" | "dualpipev":
-            return folded(layout.pp)
-        case "dualpipe":
-            return doubled(layout.pp)
-        case name if name.endswith(".csv"):
-            return placement_of(read_schedule(name))
-        case _:
-            return looped(layout.pp, layout.chunks)
 
 
 def placement_of(schedule: Schedule) -> Placement:

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from phalanx.api.runfile import load_run
 from phalanx.cli.main import main
-from phalanx.cli.runfile import load_run
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe, Run
 from phalanx.trainer.checkpoint import Saver
-from phalanx.trainer.engine.step import build_engine
+from phalanx.trainer.engine.engine import build_engine
 from phalanx.trainer.model.huggingface import import_hf
 from phalanx.trainer.parallel.mesh import build_mesh
 from phalanx.trainer.run.state import own_pieces

@@ -130,7 +130,7 @@ def test_a_picture_never_grows_wider_than_the_screen(p, m, columns, f):
         (["1fib"], 2, "unknown schedule '1fib'; did you mean 1f1b?"),
         (["1f1b", "-p", "0"], 2, "p=0; a schedule needs p of at least 1"),
         (["1f1b", "-p", "1000000000"], 2, "8e+09 passes through a stage; a schedule that is"),
-        (["1f1b", "-v", "2"], 3, "1f1b has 1 stage per rank, not v=2"),
+        (["1f1b", "-v", "2"], 3, "1f1b needs v to be 1, not v=2"),
         (["interleaved", "-m", "6"], 3, "m can be 4 or 8"),
         (["1f1b", "--cost", "F=fast"], 2, "cannot read 'F=fast' as a cost; write F=1.5"),
         (["1f1b", "--cost", "G=1"], 2, "unknown kind of action 'G'; known: B, F, I, W"),

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.api.runfile import load_run
 from phalanx.cli.main import main
-from phalanx.cli.runfile import load_run
 from phalanx.core.layout import Layout
 
 RUN = """
@@ -175,7 +175,7 @@ def refused(capsys: Captured, code: int, *words: str) -> str:
     [
         (("run.toml", "--layout", "tp=3"), 3, "tp can be 1, 2"),
         (("run.toml", "--layout", "pp=3"), 3, "at most 2"),
-        (("run.toml", "--layout", "dp=3"), 3, "recipe.batch can be 3 or 6"),
+        (("run.toml", "--layout", "dp=3"), 3, "the batch can be 3 or 6"),
         (("run.toml", "--layout", "ep=2"), 3, "ep=1"),
         (("run.toml", "--layout", "tp=2 tp=2"), 2, "twice"),
         (("run.toml", "--ranks", "3"), 3, "not for 3"),

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from phalanx.core.layout import Layout
+from phalanx.core.message import Message
 from phalanx.core.model import ModelShape
-from phalanx.core.traffic import Transfer
-from phalanx.cost.traffic import transfers
+from phalanx.cost.messages import rank_messages
 from phalanx.oracle.pool import RankPool
 from phalanx.oracle.verify import Case, default_case, layout_job, reference_job
 
@@ -107,12 +107,12 @@ CASES = [
 ]
 
 
-def seen_and_planned(ranks: RankPool, case: Case) -> list[tuple[list[Transfer], list[Transfer]]]:
+def seen_and_planned(ranks: RankPool, case: Case) -> list[tuple[list[Message], list[Message]]]:
     """For every rank: what its ledger holds after a step, and what the axes said before."""
     layout = case.run.layout
-    (references,) = ranks.run(1, reference_job, case)
-    reports = ranks.run(layout.ranks, layout_job, case, references, None)
-    planned = [transfers(case.run, layout.coordinates(rank)) for rank in range(layout.ranks)]
+    (reference,) = ranks.run(1, reference_job, case)
+    reports = ranks.run(layout.ranks, layout_job, case, reference.steps, None)
+    planned = [rank_messages(case.run, layout.coordinates(rank)) for rank in range(layout.ranks)]
     return [(report.traffic, plan) for report, plan in zip(reports, planned, strict=True)]
 
 
@@ -190,4 +190,4 @@ def test_experts_with_a_capacity_are_sent_less_and_as_often(ranks: RankPool) -> 
 
 def test_a_rank_alone_sends_nothing() -> None:
     case = default_case(Layout())
-    assert transfers(case.run, case.run.layout.coordinates(0)) == []
+    assert rank_messages(case.run, case.run.layout.coordinates(0)) == []

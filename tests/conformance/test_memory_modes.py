@@ -15,8 +15,9 @@ from phalanx.core.run import Recipe, Run
 from phalanx.cost.memory import rank_memory
 from phalanx.cost.saved import OURS
 from phalanx.data.batches import Batch
+from phalanx.trainer.engine.engine import Engine, build_engine
 from phalanx.trainer.engine.offload import OnHost
-from phalanx.trainer.engine.step import Engine, build_engine, forward_backward
+from phalanx.trainer.engine.step import forward_backward
 from phalanx.trainer.parallel.comm import Group
 from phalanx.trainer.parallel.mesh import build_mesh
 

@@ -28,7 +28,9 @@ from phalanx.cost.saved import OURS
 from phalanx.data.batches import Batch
 from phalanx.planner.simulate import peak_in_flight
 from phalanx.schedules.build import build
-from phalanx.trainer.engine.step import build_engine, forward_backward
+from phalanx.schedules.layouts import chunks
+from phalanx.trainer.engine.engine import build_engine
+from phalanx.trainer.engine.step import forward_backward
 from phalanx.trainer.parallel.comm import Group
 from phalanx.trainer.parallel.mesh import build_mesh
 
@@ -152,7 +154,7 @@ def planned_over_measured(shape: ModelShape, line: str, pp_rank: int) -> float:
     layout = Layout.parse(line)
     batch = (3 if layout.pp == 1 else 2 * layout.pp) * layout.dp * layout.mb
     run = Run(model=shape, layout=layout, recipe=Recipe(seq=SEQ, batch=batch))
-    schedule = build(layout.schedule, layout.pp, run.micro_batches, layout.chunks)
+    schedule = build(layout.schedule, layout.pp, run.micro_batches, chunks(layout))
     in_flight = peak_in_flight(schedule)[pp_rank]
     planned = rank_memory(shape, layout, SEQ, pp_rank, in_flight, OURS).allocated
     rank = layout.rank_at(layout.coordinates(0)._replace(pp=pp_rank))

@@ -7,18 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.catalog import load
-from phalanx.core.layout import Coordinates, Layout
+from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
-from phalanx.core.run import Recipe, Run
+from phalanx.core.operators import describe
+from phalanx.core.run import Recipe
+from phalanx.cost.holdings import holdings
 from phalanx.cost.params import (
     Held,
     block_held,
     copies,
     expert_tp,
+    is_apart,
     rank_held,
     stages_of_rank,
+    unit_sizes,
 )
-from phalanx.cost.units import units_at
+from phalanx.cost.table import Table
 from phalanx.schedules.build import build
 
 MODELS = [load.model(n) for n in ("llama-3-8b", "gpt2", "mixtral-8x7b", "deepseek-v2", "qwen3-4b")]
@@ -64,10 +68,14 @@ def test_dense_ranks_hold_what_the_trainers_units_hold(
     shape: ModelShape, tp: int, pp: int, sp: bool
 ):
     layout = Layout(tp=tp, pp=pp, sp=sp, precision="bf16")
-    run = Run(model=shape, layout=layout, recipe=Recipe(seq=128, batch=8))
+    table = Table.of(shape, Recipe(seq=128, batch=8), [layout])
     for rank in range(pp):
-        units = units_at(run, Coordinates(0, rank, 0, 0))
-        assert rank_held(shape, layout, rank).total == sum(unit.params for unit in units)
+        held = holdings(table, rank)
+        total = sum(
+            (size.params * held.count(size.unit) * is_apart(held, size)).item()
+            for size in unit_sizes(table, describe(shape))
+        )
+        assert rank_held(shape, layout, rank).total == total
 
 
 @given(st.sampled_from([1, 2, 4, 8]))

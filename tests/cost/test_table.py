@@ -4,11 +4,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.core.layout import CONTEXTS, SCHEDULES, Layout
+from phalanx.core.layout import CONTEXTS, Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.recompute import MODES
 from phalanx.core.run import Recipe
 from phalanx.cost.table import Choice, Table
+from phalanx.schedules.layouts import chunks
+from phalanx.schedules.registry import NAMES
 
 layouts = st.builds(
     Layout,
@@ -19,7 +21,7 @@ layouts = st.builds(
     shard=st.sampled_from([0, 1, 2]),
     sp=st.sampled_from([None, False]),
     recompute=st.sampled_from(MODES),
-    schedule=st.sampled_from(SCHEDULES),
+    schedule=st.sampled_from(NAMES),
     context=st.sampled_from(CONTEXTS),
 )
 
@@ -33,7 +35,7 @@ def test_what_follows_from_a_row_is_what_follows_from_its_layout(
         assert table.zero_stage[i] == layout.zero_stage
         assert table.sharers[i] == layout.sharers
         assert table.padded_seq[i] == layout.padded_seq(seq)
-        assert table.v[i] == layout.chunks
+        assert table.v[i] == chunks(layout)
         assert table.m[i] == 48 // (layout.dp * layout.mb)
     assert table.recompute.pick(lambda r: r.segment).tolist() == [r.recompute.segment for r in rows]
 

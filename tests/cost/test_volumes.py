@@ -5,10 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.core.layout import Coordinates, Layout
+from phalanx.core.message import Axis, Message
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe, Run
-from phalanx.cost.axes import data, pipeline, tensor
 from phalanx.cost.collectives import bytes_sent
+from phalanx.cost.messages import rank_messages
 from phalanx.cost.state import elements_moved
 from phalanx.cost.volumes import (
     context_layer_bytes,
@@ -84,13 +85,18 @@ def run_of(line: str, batch: int) -> Run:
     return Run(model=SHAPE, layout=layout, recipe=Recipe(seq=512, batch=batch))
 
 
+def sent_along(axis: Axis, run: Run) -> list[Message]:
+    first = Coordinates(0, 0, 0, 0)
+    return [message for message in rank_messages(run, first) if message.axis == axis]
+
+
 @pytest.mark.parametrize("t", [2, 4])
 def test_our_tensor_axis_sends_four_all_reduces_per_layer_and_one_at_each_end(t: int):
     run = run_of(f"tp={t} sp=off", batch=3)
     sent = sum(
-        transfer.times * bytes_sent(transfer.collective, transfer.bytes, t)
-        for transfer in tensor.transfers(run, Coordinates(0, 0, 0, 0))
-        if not transfer.purpose.startswith("loss")
+        message.times * bytes_sent(message.collective, message.bytes, t)
+        for message in sent_along("tensor", run)
+        if not message.purpose.startswith("loss")
     )
     blocks = SHAPE.layers * tensor_layer_bytes(SHAPE, run.layout, 512)
     ends = 2 * bytes_sent("all_reduce", hidden_bytes(SHAPE, run.layout, 512), t)
@@ -100,9 +106,9 @@ def test_our_tensor_axis_sends_four_all_reduces_per_layer_and_one_at_each_end(t:
 def test_with_sequence_parallelism_ours_gathers_inputs_once_more_in_backward():
     run = run_of("tp=4", batch=1)
     sent = sum(
-        transfer.times * bytes_sent(transfer.collective, transfer.bytes, 4)
-        for transfer in tensor.transfers(run, Coordinates(0, 0, 0, 0))
-        if transfer.purpose.startswith("tp")
+        message.times * bytes_sent(message.collective, message.bytes, 4)
+        for message in sent_along("tensor", run)
+        if message.purpose.startswith("tp")
     )
     hidden = bytes_sent("all_gather", hidden_bytes(SHAPE, run.layout, 512), 4)
     paper = SHAPE.layers * tensor_layer_bytes(SHAPE, run.layout, 512)
@@ -114,15 +120,15 @@ def test_with_sequence_parallelism_ours_gathers_inputs_once_more_in_backward():
 def test_our_data_axis_sends_what_the_paper_says_with_gradients_in_fp32(zero: int):
     run = run_of(f"dp=8 zero={zero}", batch=8)
     sent = sum(
-        transfer.times * bytes_sent(transfer.collective, transfer.bytes, 8)
-        for transfer in data.transfers(run, Coordinates(0, 0, 0, 0))
-        if transfer.purpose != "valid tokens"
+        message.times * bytes_sent(message.collective, message.bytes, 8)
+        for message in sent_along("data", run)
+        if message.purpose != "valid tokens"
     )
     assert sent == pytest.approx(data_step_bytes(SHAPE.params(), run.layout, 4.0), rel=1e-4)
 
 
 def test_our_pipeline_axis_sends_one_hidden_state_per_boundary_and_micro_batch():
     run = run_of("pp=2 tp=2", batch=6)
-    (sent,) = pipeline.transfers(run, Coordinates(0, 0, 0, 0))
+    (sent,) = sent_along("pipeline", run)
     whole = pipeline_boundary_bytes(SHAPE, run.layout, 512)
     assert (sent.bytes, sent.times) == (whole / 2, 6)  # sequence parallelism sends half each

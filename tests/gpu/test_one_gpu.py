@@ -8,9 +8,10 @@ import torch
 
 from phalanx.core.layout import Layout
 from phalanx.cost.memory import rank_memory
-from phalanx.oracle.cases import Question
+from phalanx.oracle.cases import CaseSpec
 from phalanx.oracle.reference import reference_steps
-from phalanx.trainer.engine.step import StepResult, build_engine, train_step
+from phalanx.trainer.engine.engine import build_engine
+from phalanx.trainer.engine.step import StepResult, train_step
 from phalanx.trainer.ops.kernels import grouped_outer, grouped_times
 from phalanx.trainer.parallel.mesh import build_mesh
 
@@ -22,8 +23,8 @@ pytestmark = [
 LARGER = {"model": {"hidden": 256, "ffn": 512}}
 
 
-def steps_on(device: str, question: Question) -> list[StepResult]:
-    case = question.case()
+def steps_on(device: str, spec: CaseSpec) -> list[StepResult]:
+    case = spec.case()
     engine = build_engine(case.run, build_mesh(case.run.layout, torch.device(device)))
     stream = case.stream()
     return [train_step(engine, i, stream.batch(i, engine.positions())) for i in range(case.steps)]
@@ -42,17 +43,17 @@ def steps_on(device: str, question: Question) -> list[StepResult]:
     ],
 )
 def test_three_steps_are_those_of_plain_pytorch_on_the_cpu(line: str, features: tuple[str, ...]):
-    question = Question(line, features, tables=LARGER)
-    references = reference_steps(question.case().run, question.case().stream(), 3)
-    for ours, plain in zip(steps_on("cuda", question), references, strict=True):
+    spec = CaseSpec(line, features, tables=LARGER)
+    references = reference_steps(spec.case().run, spec.case().stream(), 3)
+    for ours, plain in zip(steps_on("cuda", spec), references, strict=True):
         assert ours.loss == pytest.approx(plain.loss, rel=1e-4)
         assert ours.grad_norm == pytest.approx(plain.grad_norm, rel=1e-3)
 
 
 @pytest.mark.parametrize("features", [(), ("experts",), ("latent",)])
 def test_bf16_is_near_fp32(features: tuple[str, ...]):
-    wide = steps_on("cuda", Question("precision=fp32", features, tables=LARGER))
-    narrow = steps_on("cuda", Question("precision=bf16", features, tables=LARGER))
+    wide = steps_on("cuda", CaseSpec("precision=fp32", features, tables=LARGER))
+    narrow = steps_on("cuda", CaseSpec("precision=bf16", features, tables=LARGER))
     for a, b in zip(wide, narrow, strict=True):
         assert b.loss == pytest.approx(a.loss, rel=5e-3)
 
@@ -61,7 +62,7 @@ def test_bf16_is_near_fp32(features: tuple[str, ...]):
 def test_memory_peaks_where_the_planner_says(line: str):
     layout = Layout.parse(f"{line} precision=bf16")
     size = {"hidden": 1024, "heads": 16, "kv_heads": 8, "ffn": 2816, "layers": 8, "vocab": 8192}
-    case = Question(str(layout), tables={"model": size, "recipe": {"seq": 1024}}).case()
+    case = CaseSpec(str(layout), tables={"model": size, "recipe": {"seq": 1024}}).case()
     torch.cuda.reset_peak_memory_stats()
     engine = build_engine(case.run, build_mesh(layout, torch.device("cuda")))
     for step in range(2):

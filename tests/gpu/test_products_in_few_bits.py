@@ -6,8 +6,9 @@ Where there is none these tests are skipped, and pytest counts them.
 import pytest
 import torch
 
-from phalanx.oracle.cases import Question
-from phalanx.trainer.engine.step import build_engine, train_step
+from phalanx.oracle.cases import CaseSpec
+from phalanx.trainer.engine.engine import build_engine
+from phalanx.trainer.engine.step import train_step
 from phalanx.trainer.parallel.mesh import build_mesh
 from phalanx.trainer.precision.arithmetic import choose
 from phalanx.trainer.precision.dtypes import Dtypes
@@ -41,7 +42,7 @@ def test_the_kernels_multiply_as_the_emulation_does(of_left: Format, rest: torch
 def test_steps_in_few_bits_are_near_those_of_bf16(recipe: str):
     losses = {}
     for precision in ("bf16", recipe):
-        case = Question(f"precision={precision} mb=8", tables=LARGER).case()
+        case = CaseSpec(f"precision={precision} mb=8", tables=LARGER).case()
         engine = build_engine(case.run, build_mesh(case.run.layout, torch.device("cuda")))
         stream = case.stream()
         losses[precision] = [
@@ -52,8 +53,8 @@ def test_steps_in_few_bits_are_near_those_of_bf16(recipe: str):
 
 
 def test_the_kernels_are_chosen_and_told():
-    case = Question("precision=fp8").case()
+    case = CaseSpec("precision=fp8").case()
     device = torch.device("cuda")
     mesh = build_mesh(case.run.layout, device)
-    told = choose(Dtypes.named("fp8", device), mesh).told
+    told = choose(Dtypes.named("fp8", device), mesh).description
     assert told == "FP8, delayed scaling, by torch._scaled_mm; bf16 elsewhere"

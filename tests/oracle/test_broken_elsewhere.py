@@ -10,16 +10,18 @@ import torch
 from phalanx.core.errors import RefusedError
 from phalanx.core.layout import Layout
 from phalanx.core.run import Run
+from phalanx.cost.refusals import refuse
 from phalanx.data.batches import IGNORED, Batch
 from phalanx.data.synthetic import SyntheticStream
-from phalanx.oracle.cases import Question
+from phalanx.oracle.cases import CaseSpec
 from phalanx.oracle.pool import RankPool
 from phalanx.oracle.verify import Case, default_case, reference_job, verify
+from phalanx.schedules.layouts import layers_of_stages
+from phalanx.trainer.engine.engine import build_engine
 from phalanx.trainer.engine.optimizer import global_norm
-from phalanx.trainer.engine.step import build_engine, evaluate, forward_backward
+from phalanx.trainer.engine.step import evaluate, forward_backward
 from phalanx.trainer.model.block import Block
 from phalanx.trainer.parallel.mesh import build_mesh
-from phalanx.trainer.run.limits import refuse_untrainable
 
 pytestmark = pytest.mark.ranks
 
@@ -33,9 +35,9 @@ def norm_of_first_step(case: Case) -> float:
     return global_norm(engine.units, engine.mesh.world, case.run.recipe.clip_norm)
 
 
-def first_norm(ranks: RankPool, question: Question) -> float:
+def first_norm(ranks: RankPool, spec: CaseSpec) -> float:
     """What every rank says that the norm is."""
-    case = question.case()
+    case = spec.case()
     norms = ranks.run(case.run.layout.ranks, norm_of_first_step, case)
     assert len(set(norms)) == 1
     return norms[0]
@@ -43,17 +45,17 @@ def first_norm(ranks: RankPool, question: Question) -> float:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_twelve_micro_batches_make_one_batch_of_twelve(ranks: RankPool, schedule: str) -> None:
-    case = Question(f"pp=2 schedule={schedule}", tables={"recipe": {"batch": 12}}).case()
+    case = CaseSpec(f"pp=2 schedule={schedule}", tables={"recipe": {"batch": 12}}).case()
     assert case.run.micro_batches == 12
     assert verify(ranks, case).complaints == []
 
 
 def test_eight_by_four_and_two_by_sixteen_make_the_same_step(ranks: RankPool) -> None:
-    few, many = (Question(f"pp=2 mb={mb}", tables={"recipe": {"batch": 32}}) for mb in (8, 2))
+    few, many = (CaseSpec(f"pp=2 mb={mb}", tables={"recipe": {"batch": 32}}) for mb in (8, 2))
     assert (few.case().run.micro_batches, many.case().run.micro_batches) == (4, 16)
     assert first_norm(ranks, few) == pytest.approx(first_norm(ranks, many), rel=1e-13)
-    for question in (few, many):
-        assert verify(ranks, question.case(steps=2)).complaints == []
+    for spec in (few, many):
+        assert verify(ranks, spec.case(steps=2)).complaints == []
 
 
 @pytest.mark.parametrize(("precision", "near"), [("fp32", 1e-6), ("bf16", 2e-3)])
@@ -63,7 +65,7 @@ def test_every_zero_stage_sees_the_same_norm_of_the_same_samples(
     tables = {"recipe": {"batch": 32, "clip": 1e9}}
     norms = {
         (mb, zero): first_norm(
-            ranks, Question(f"dp=2 zero={zero} mb={mb} precision={precision}", tables=tables)
+            ranks, CaseSpec(f"dp=2 zero={zero} mb={mb} precision={precision}", tables=tables)
         )
         for mb in (16, 4)
         for zero in range(4)
@@ -76,15 +78,15 @@ def test_every_zero_stage_sees_the_same_norm_of_the_same_samples(
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_a_learning_rate_of_zero_moves_nothing(ranks: RankPool, zero: int) -> None:
     still = {"recipe": {"learning_rate": 0.0, "clip": 1e9}}
-    case = Question(f"dp=2 zero={zero} mb=4", tables=still).case(steps=2)
-    (references,) = ranks.run(1, reference_job, case)
-    first, second = (step.weights for step in references)
+    case = CaseSpec(f"dp=2 zero={zero} mb=4", tables=still).case(steps=2)
+    (reference,) = ranks.run(1, reference_job, case)
+    first, second = (step.weights for step in reference.steps)
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert verify(ranks, case).complaints == []
 
 
 def test_ranks_with_six_and_two_valid_tokens_share_one_mean(ranks: RankPool) -> None:
-    case = Question("dp=2", tables={"recipe": {"seq": 8, "batch": 2}}).case()
+    case = CaseSpec("dp=2", tables={"recipe": {"seq": 8, "batch": 2}}).case()
     valid = [(case.stream().batch(0, [i]).targets != IGNORED).sum() for i in range(2)]
     assert valid == [6, 2]
     assert verify(ranks, case).complaints == []
@@ -92,7 +94,7 @@ def test_ranks_with_six_and_two_valid_tokens_share_one_mean(ranks: RankPool) -> 
 
 @pytest.mark.parametrize("zero", [0, 1, 3])
 def test_a_rank_without_a_single_target_takes_part(ranks: RankPool, zero: int) -> None:
-    case = Question(f"dp=2 zero={zero}", masked="holes").case()
+    case = CaseSpec(f"dp=2 zero={zero}", masked="holes").case()
     assert (case.stream().batch(0, range(4, 8)).targets == IGNORED).all()
     assert verify(ranks, case).complaints == []
 
@@ -126,8 +128,8 @@ def test_copies_under_sequence_parallelism_stay_equal_over_twenty_steps(
     ranks: RankPool, precision: str
 ) -> None:
     small = {"model": {"layers": 2, "hidden": 16, "ffn": 32}, "recipe": {"seq": 16, "batch": 4}}
-    question = Question(f"tp=2 mb=4 precision={precision}", ("gpt", "qk-norm"), tables=small)
-    outcome = verify(ranks, question.case(steps=20))
+    spec = CaseSpec(f"tp=2 mb=4 precision={precision}", ("gpt", "qk-norm"), tables=small)
+    outcome = verify(ranks, spec.case(steps=20))
     assert [text for text in outcome.complaints if "differs between ranks" in text] == []
     if precision == "fp64":
         assert outcome.complaints == []
@@ -145,11 +147,11 @@ def test_a_stage_with_huge_gradients_is_clipped_with_all_others(
     ranks: RankPool, layout: str, kind: float
 ) -> None:
     steep = {"recipe": {"init_std": 1.0, "clip": 1.0, "clip_norm": kind}}
-    case = Question(layout, ("sgd",), tables=steep).case(steps=2)
-    (references,) = ranks.run(1, reference_job, case)
+    case = CaseSpec(layout, ("sgd",), tables=steep).case(steps=2)
+    (reference,) = ranks.run(1, reference_job, case)
     first, last = (
-        sum(g.norm().item() ** 2 for name, g in references[0].grads.items() if name in stage)
-        for stage in two_stages(references[0].grads)
+        sum(g.norm().item() ** 2 for name, g in reference.steps[0].grads.items() if name in stage)
+        for stage in two_stages(reference.steps[0].grads)
     )
     assert first > 100 * last > 100
     assert verify(ranks, case).complaints == []
@@ -172,7 +174,7 @@ def blocks_here(run: Run) -> list[str]:
 )
 def test_the_ranks_build_every_layer_once(ranks: RankPool, layers: int, layout: str) -> None:
     small = {"model": {"layers": layers, "hidden": 8, "heads": 2, "kv_heads": 1, "ffn": 8}}
-    run = Question(layout, tables=small).case().run
+    run = CaseSpec(layout, tables=small).case().run
     built = ranks.run(run.layout.ranks, blocks_here, run)
     assert sorted(name for rank in built for name in rank) == sorted(
         f"blocks.{i}" for i in range(layers)
@@ -180,19 +182,19 @@ def test_the_ranks_build_every_layer_once(ranks: RankPool, layers: int, layout: 
 
 
 def test_seven_layers_over_two_stages_take_the_same_step(ranks: RankPool) -> None:
-    case = Question("pp=2 mb=4", tables={"model": {"layers": 7}}).case()
-    assert case.run.layout.layers_of_stages(7) == (4, 3)
+    case = CaseSpec("pp=2 mb=4", tables={"model": {"layers": 7}}).case()
+    assert layers_of_stages(case.run.layout, 7) == (4, 3)
     assert verify(ranks, case).complaints == []
 
 
 def test_two_kv_heads_on_four_ranks_take_the_same_step(ranks: RankPool) -> None:
-    assert verify(ranks, Question("tp=4 mb=4").case()).complaints == []
+    assert verify(ranks, CaseSpec("tp=4 mb=4").case()).complaints == []
 
 
 def test_kv_heads_that_tp_cannot_share_out_are_refused_with_what_works() -> None:
-    case = Question("tp=2", tables={"model": {"hidden": 48, "heads": 6, "kv_heads": 3}}).case()
+    case = CaseSpec("tp=2", tables={"model": {"hidden": 48, "heads": 6, "kv_heads": 3}}).case()
     with pytest.raises(RefusedError, match=r"3 kv heads .* tp=2; tp can be 1, 3, 6"):
-        refuse_untrainable(case.run)
+        refuse(case.run)
 
 
 class Alone(Case):
@@ -242,8 +244,12 @@ def test_two_packed_documents_learn_what_they_learn_alone(ranks: RankPool) -> No
     )
     (packed,) = ranks.run(1, reference_job, together)
     (alone,) = ranks.run(1, reference_job, apart)
-    assert [step.loss for step in packed] == pytest.approx([s.loss for s in alone], rel=1e-13)
-    assert [s.grad_norm for s in packed] == pytest.approx([s.grad_norm for s in alone], rel=1e-12)
+    assert [step.loss for step in packed.steps] == pytest.approx(
+        [s.loss for s in alone.steps], rel=1e-13
+    )
+    assert [s.grad_norm for s in packed.steps] == pytest.approx(
+        [s.grad_norm for s in alone.steps], rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("layout", ["dp=1", "pp=2", "tp=2", "cp=2"])
@@ -257,7 +263,7 @@ def test_a_layout_keeps_packed_documents_apart(ranks: RankPool, layout: str) -> 
 def test_dropout_falls_on_the_same_elements_when_blocks_are_recomputed(
     ranks: RankPool, layout: str
 ) -> None:
-    case = Question(f"{layout} mb=2 recompute=full", ("dropout",)).case()
+    case = CaseSpec(f"{layout} mb=2 recompute=full", ("dropout",)).case()
     assert verify(ranks, case).complaints == []
 
 
@@ -273,7 +279,7 @@ def validation_loss(run: Run) -> float:
 def test_validation_does_not_depend_on_accumulation(ranks: RankPool, layout: str) -> None:
     tables = {"recipe": {"batch": 16}}
     whole, parts = (
-        Question(f"{layout} mb={16 // m // (2 if 'dp=2' in layout else 1)}", tables=tables).case()
+        CaseSpec(f"{layout} mb={16 // m // (2 if 'dp=2' in layout else 1)}", tables=tables).case()
         for m in (1, 4)
     )
     assert (whole.run.micro_batches, parts.run.micro_batches) == (1, 4)
@@ -295,7 +301,7 @@ def training_and_validation_loss(run: Run) -> tuple[float, float]:
 
 
 def test_validation_of_a_batch_is_its_training_loss(ranks: RankPool) -> None:
-    case = Question("dp=2 pp=2 zero=3").case()
+    case = CaseSpec("dp=2 pp=2 zero=3").case()
     for training, validation in ranks.run(4, training_and_validation_loss, case.run):
         assert validation == pytest.approx(training, rel=1e-14)
 
@@ -306,15 +312,15 @@ def test_experts_in_the_last_layers_only_do_not_hang_a_pipeline(
 ) -> None:
     last = {"model": {"dense_layers": dense}}
     for schedule in ("1f1b", "zb-h1"):
-        question = Question(f"dp=2 pp=2 ep=2 schedule={schedule}", ("experts",), tables=last)
-        assert verify(ranks, question.case(steps=1)).complaints == []
+        spec = CaseSpec(f"dp=2 pp=2 ep=2 schedule={schedule}", ("experts",), tables=last)
+        assert verify(ranks, spec.case(steps=1)).complaints == []
 
 
 def test_every_token_to_the_first_expert_is_a_step_like_any_other(ranks: RankPool) -> None:
     """All matrices are zero: every expert is as good as any, and of equals the first is chosen."""
     zeros = {"model": {"top_k": 1}, "recipe": {"init_std": 0.0, "capacity": 0.0}}
-    question = Question("dp=2 pp=2 ep=2", ("experts",), tables=zeros)
-    assert verify(ranks, question.case(steps=2)).complaints == []
+    spec = CaseSpec("dp=2 pp=2 ep=2", ("experts",), tables=zeros)
+    assert verify(ranks, spec.case(steps=2)).complaints == []
 
 
 @pytest.mark.parametrize(
@@ -324,5 +330,5 @@ def test_the_gradient_of_the_balance_loss_does_not_depend_on_the_cut(
     ranks: RankPool, layout: str
 ) -> None:
     heavy = {"recipe": {"balance_loss": 5.0, "capacity": 0.0, "seq": 31}}
-    question = Question(layout, ("experts",), tables=heavy)
-    assert verify(ranks, question.case(steps=1)).complaints == []
+    spec = CaseSpec(layout, ("experts",), tables=heavy)
+    assert verify(ranks, spec.case(steps=1)).complaints == []

@@ -12,16 +12,16 @@ def test_the_table_in_the_documents_is_what_the_program_says() -> None:
     assert TABLE.read_text() == to_markdown(), "run tools/composition.py"
 
 
-def test_every_two_features_are_a_question_or_a_refusal_with_a_reason() -> None:
+def test_every_two_features_are_a_case_or_a_refusal_with_a_reason() -> None:
     found = list(pairs())
     count = len(LAYOUTS) + len(MODELS)
     assert len(found) == count * (count - 1) // 2
     assert all(pair.refusal for pair in found if pair.refusal is not None)
 
 
-def test_questions_have_both_features_and_fit() -> None:
-    asked = together(max_ranks=4)
-    assert any("tp=2" in q.layout and "zero=3" in q.layout for q in asked)
-    assert any("experts" in q.features and "dropout" in q.features for q in asked)
-    assert max(Layout.parse(q.layout).ranks for q in asked) == 4
-    assert len({(q.layout, q.features) for q in asked}) == len(asked)
+def test_cases_have_both_features_and_fit() -> None:
+    found = together(max_ranks=4)
+    assert any("tp=2" in q.layout and "zero=3" in q.layout for q in found)
+    assert any("experts" in q.features and "dropout" in q.features for q in found)
+    assert max(Layout.parse(q.layout).ranks for q in found) == 4
+    assert len({(q.layout, q.features) for q in found}) == len(found)

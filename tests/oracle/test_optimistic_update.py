@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from phalanx.core.run import Run
-from phalanx.oracle.cases import Question
+from phalanx.oracle.cases import CaseSpec
 from phalanx.oracle.pool import RankPool
 from phalanx.oracle.verify import Case, verify
-from phalanx.trainer.engine.step import build_engine, forward_backward, train_step, update
+from phalanx.trainer.engine.engine import build_engine
+from phalanx.trainer.engine.step import forward_backward, train_step, update
 from phalanx.trainer.parallel.mesh import build_mesh
 
 pytestmark = pytest.mark.ranks
@@ -21,7 +22,7 @@ STEEP = {"recipe": {"init_std": 1.0, "clip": 20.0}}  # norms of some 60 and 5 on
 
 
 def train(run: Run, steps: int, poisoned: int = -1) -> tuple[list[Tensor], int, list[bool]]:
-    """A few steps: what this rank holds after them, how often it took an update back, skips.
+    """A few steps: what this rank holds after them, how often it rolled an update back, skips.
 
     Args:
         run: what to train.
@@ -43,13 +44,13 @@ def train(run: Run, steps: int, poisoned: int = -1) -> tuple[list[Tensor], int, 
     state = [unit.unit.master for unit in engine.units]
     for unit in engine.units:
         state += engine.optimizer.moments(unit.unit).values()
-    taken_back = [span for span in engine.recorder.spans if span.label == "take back"]
-    return state, len(taken_back), skipped
+    rolled_back = [span for span in engine.recorder.spans if span.label == "roll back"]
+    return state, len(rolled_back), skipped
 
 
-def alike(ranks: RankPool, question: Question, **how: Any) -> tuple[list[int], list[list[bool]]]:
-    """Require the bits of a synchronous update; how often each rank took back, and its skips."""
-    run = question.case().run
+def alike(ranks: RankPool, spec: CaseSpec, **how: Any) -> tuple[list[int], list[list[bool]]]:
+    """Require the bits of a synchronous update; how often each rank rolled back, and its skips."""
+    run = spec.case().run
     late = replace(run, layout=replace(run.layout, optimistic=True))
     ours = ranks.run(run.layout.ranks, train, late, *how.values())
     theirs = ranks.run(run.layout.ranks, train, run, *how.values())
@@ -60,38 +61,38 @@ def alike(ranks: RankPool, question: Question, **how: Any) -> tuple[list[int], l
 
 
 @pytest.mark.parametrize("features", [("no-clip",), ("no-clip", "sgd")])
-def test_nothing_is_taken_back_where_nothing_is_clipped(
+def test_nothing_is_rolled_back_where_nothing_is_clipped(
     ranks: RankPool, features: tuple[str, ...]
 ) -> None:
-    question = Question("pp=2 schedule=zb-h1 precision=fp32", features)
-    assert alike(ranks, question, steps=3)[0] == [0, 0]
+    spec = CaseSpec("pp=2 schedule=zb-h1 precision=fp32", features)
+    assert alike(ranks, spec, steps=3)[0] == [0, 0]
 
 
 @pytest.mark.parametrize(
     "layout", ["pp=2 schedule=zb-h1 precision=fp32", "dp=2 pp=2 schedule=zb-v zero=3"]
 )
-def test_huge_gradients_on_one_stage_are_taken_back_on_the_other(
+def test_huge_gradients_on_one_stage_are_rolled_back_on_the_other(
     ranks: RankPool, layout: str
 ) -> None:
-    """The first stage's share exceeds the limit, so it waits; the last hopes in vain."""
-    question = Question(layout, tables=STEEP)
-    taken_back, _ = alike(ranks, question, steps=3)
-    assert sum(taken_back) > 0
-    assert 0 in taken_back
+    """The first stage's share exceeds the limit, so it waits; the last is optimistic in vain."""
+    spec = CaseSpec(layout, tables=STEEP)
+    rolled_back, _ = alike(ranks, spec, steps=3)
+    assert sum(rolled_back) > 0
+    assert 0 in rolled_back
 
 
 def test_a_gradient_that_is_no_number_on_one_stage_is_skipped_on_all(ranks: RankPool) -> None:
-    question = Question("pp=2 schedule=zb-h1 precision=fp32", ("no-clip",))
-    taken_back, skips = alike(ranks, question, steps=3, poisoned=1)
-    assert taken_back == [1, 0]  # the stage that has it knows at once
+    spec = CaseSpec("pp=2 schedule=zb-h1 precision=fp32", ("no-clip",))
+    rolled_back, skips = alike(ranks, spec, steps=3, poisoned=1)
+    assert rolled_back == [1, 0]  # the stage that has it knows at once
     assert skips == [[False, True, False]] * 2
 
 
 def test_an_optimistic_first_step_that_is_skipped_leaves_no_moments(ranks: RankPool) -> None:
-    question = Question("pp=2 schedule=zb-h2 precision=bf16", ("no-clip",))
-    assert alike(ranks, question, steps=2, poisoned=0)[0] == [1, 0]
+    spec = CaseSpec("pp=2 schedule=zb-h2 precision=bf16", ("no-clip",))
+    assert alike(ranks, spec, steps=2, poisoned=0)[0] == [1, 0]
 
 
 @pytest.mark.parametrize("layout", ["dp=2 pp=2 zero=2 schedule=zb-h1", "pp=2 schedule=dualpipe"])
 def test_an_optimistic_layout_takes_the_steps_of_one_device(ranks: RankPool, layout: str) -> None:
-    assert verify(ranks, Question(f"{layout} optimistic=on", ("tied",)).case()).complaints == []
+    assert verify(ranks, CaseSpec(f"{layout} optimistic=on", ("tied",)).case()).complaints == []

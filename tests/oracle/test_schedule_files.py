@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.oracle.cases import Question
+from phalanx.oracle.cases import CaseSpec
 from phalanx.oracle.pool import RankPool
 from phalanx.oracle.verify import verify
 from phalanx.schedules.build import build
@@ -26,11 +26,11 @@ def test_rows_drawn_by_hand_take_the_steps_of_one_device(
 ) -> None:
     path = tmp_path / "rows.csv"
     path.write_text(BY_HAND)
-    case = Question(f"{layout} pp=2 v=2 schedule={path}", features).case()
+    case = CaseSpec(f"{layout} pp=2 v=2 schedule={path}", features).case()
     assert verify(ranks, case).complaints == []
 
 
 def test_a_written_dualpipe_takes_the_steps_of_one_device(ranks: RankPool, tmp_path: Path) -> None:
     path = tmp_path / "both-ways.csv"
     path.write_text(to_csv(build("dualpipe", 2, 4)))
-    assert verify(ranks, Question(f"pp=2 schedule={path}").case()).complaints == []
+    assert verify(ranks, CaseSpec(f"pp=2 schedule={path}").case()).complaints == []

@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
+from phalanx.api.verification import outcome_of
 from phalanx.cli.main import main
-from phalanx.cli.verify import ask
 from phalanx.core.layout import Layout
 from phalanx.data.synthetic import SyntheticStream
 from phalanx.oracle.pool import RankPool
@@ -79,7 +79,7 @@ class Breaks(Case):
 
 @pytest.mark.ranks
 def test_a_rank_that_fails_is_a_difference_and_not_a_traceback(ranks: RankPool) -> None:
-    outcome = ask(ranks, Breaks(default_case(Layout()).run))
+    outcome = outcome_of(ranks, Breaks(default_case(Layout()).run))
     assert not outcome.passed
     assert outcome.complaints == ["rank 0: ZeroDivisionError: one over zero"]
 
@@ -110,11 +110,11 @@ def test_values_that_are_set_reach_the_model(capsys: pytest.CaptureFixture[str])
         (["--layout", "tp=3"], 3, "'tp=3': 4 heads cannot be split over tp=3; tp can be 1, 2, 4"),
         (["--layout", "dp=64"], 3, "'dp=64' needs 64 ranks, and --max-ranks is 8"),
         (["--layout", "cp=4 context=ulysses"], 3, "4 heads and 2 kv heads of a tp rank over cp=4"),
-        (["--layout", "pp=2 v=2"], 3, "has 1 stage per rank, not v=2"),
-        (["--layout", "schedule=interleaved"], 3, "pp=1 v=1 has nothing to interleave"),
-        (["--layout", "dp=3", "--set", "recipe.batch=7"], 3, "recipe.batch can be 6 or 9"),
-        (["--layout", "dq=2"], 2, "unknown layout key 'dq'; did you mean dp"),
-        (["--layout", "dp=2", "--sample", "3"], 2, "ask one at a time"),
+        (["--layout", "pp=2 v=2"], 3, "needs v to be 1, not v=2"),
+        (["--layout", "schedule=interleaved"], 3, "needs pp to be at least 2, not pp=1"),
+        (["--layout", "dp=3", "--set", "recipe.batch=7"], 3, "the batch can be 6 or 9"),
+        (["--layout", "dq=2"], 2, "'dq'; did you mean dp"),
+        (["--layout", "dp=2", "--sample", "3"], 2, "make one at a time"),
         (["--sample", "0"], 2, "--sample is 0; it is at least 1"),
         (["--steps", "0"], 2, "--steps is 0; it is at least 1"),
         (["--seed", "1"], 2, "--seed is of a sample; add --sample 12"),
@@ -126,7 +126,7 @@ def test_values_that_are_set_reach_the_model(capsys: pytest.CaptureFixture[str])
         (["--masked", "some"], 2, "--masked"),
     ],
 )
-def test_a_question_that_cannot_be_asked_is_one_line(
+def test_a_request_that_cannot_be_met_is_one_line(
     capsys: pytest.CaptureFixture[str], words: list[str], code: int, message: str
 ) -> None:
     assert main(["verify", *words]) == code

@@ -14,8 +14,8 @@ from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe, Run
 from phalanx.cost.flops import flops_per_token
 from phalanx.cost.memory import rank_memory
+from phalanx.cost.messages import rank_messages
 from phalanx.cost.practice import MEGATRON_2021, MEGATRON_CORE, PHALANX
-from phalanx.cost.traffic import transfers
 from phalanx.planner.estimate import answer, estimate, step_seconds
 from phalanx.planner.question import ask
 
@@ -225,7 +225,7 @@ def test_a_part_without_published_runs_says_so_and_is_less_certain():
         ("dp=2 tp=4 precision=fp64", "no fp64 matrix units"),
         ("dp=1 cp=8", None),
         ("dp=8 ep=2", "has no experts; use ep=1"),
-        ("dp=4 pp=2 v=2", "use v=1, or schedule=interleaved"),
+        ("dp=4 pp=2 v=2", "use v=1, or a schedule that leaves v open"),
         ("dp=4 pp=2 v=1 schedule=zb-v", "use v=2"),
         ("pp=8 schedule=interleaved v=3", "8 layers cannot fill"),
         ("dp=8 mb=3", "a batch of 128 sequences"),
@@ -281,7 +281,7 @@ def test_messages_are_those_that_the_trainer_declares(line, shape):
     layout = Layout.parse(f"{line} precision=bf16")
     run = Run(model=shape, layout=layout, recipe=Recipe(seq=2048, batch=64))
     declared, priced = Counter(), Counter()
-    for sent in transfers(run, Coordinates(0, 0, 0, 0)):
+    for sent in rank_messages(run, Coordinates(0, 0, 0, 0)):
         declared[sent.axis, sent.collective] += sent.bytes * sent.times
     for message in price(line, shape, batch=64).messages:
         priced[message.axis, message.collective] += message.bytes * message.times
@@ -294,6 +294,6 @@ def test_messages_are_those_that_the_trainer_declares(line, shape):
 def test_the_middle_of_a_pipeline_sends_both_ways():
     layout = Layout.parse("dp=2 pp=4 precision=bf16")
     run = Run(model=SMALL, layout=layout, recipe=Recipe(seq=2048, batch=64))
-    declared = [t for t in transfers(run, Coordinates(0, 1, 0, 0)) if t.collective == "send"]
+    declared = [t for t in rank_messages(run, Coordinates(0, 1, 0, 0)) if t.collective == "send"]
     (hop,) = [m for m in price("dp=2 pp=4", batch=64).messages if m.axis == "pipeline"]
     assert hop.bytes * hop.times == sum(sent.bytes * sent.times for sent in declared)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from phalanx.core.schedule import Kind
 from phalanx.planner import pace
-from phalanx.planner.simulate import occupancy, peak_in_flight, simulate
+from phalanx.planner.simulate import occupancy, simulate
 from phalanx.schedules.build import build
 
 NAMES = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipev"]
@@ -75,10 +75,3 @@ def test_several_sets_of_costs_are_played_at_once():
     both = {kind: np.concatenate([values, 2 * values]) for kind, values in one.items()}
     lasts = pace.makespans("1f1b", 4, 8, 1, both, np.zeros(2))
     assert lasts.tolist() == [33.0, 66.0]
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("m", [16, 96])
-def test_what_is_in_flight_is_counted_on_a_shorter_step(name, m):
-    v = 2 if name == "interleaved" else None
-    assert pace.in_flight(name, 4, m, v) == peak_in_flight(build(name, 4, m, v))

@@ -20,6 +20,7 @@ from phalanx.planner.question import ask
 from phalanx.planner.search import Found, search
 from phalanx.planner.sweep import Request
 from phalanx.schedules.build import build
+from phalanx.schedules.layouts import chunks
 
 SMALL = ModelShape(name="small", layers=6, hidden=2048, heads=8, kv_heads=4, vocab=32000)
 
@@ -71,8 +72,7 @@ def priced() -> dict[Layout, tuple[float, float]]:
     for layout in every_layout(8, 16):
         try:
             question = ask(SMALL, request.cluster, layout, 4096, 16)
-            v = layout.chunks if layout.schedule == "interleaved" else None
-            build(layout.schedule, layout.pp, question.micro_batches, v)
+            build(layout.schedule, layout.pp, question.micro_batches, chunks(layout))
         except RefusedError:
             continue
         prices[layout] = (0.0, max(rank.total for rank in rank_bytes(question)))

@@ -103,7 +103,7 @@ def test_the_nearest_mesh_multiplies_and_moves_least(line: str, devices: int, ne
 
 def test_a_layout_that_cannot_be_cut_says_what_can(found: Found):
     assert why(found, "dp=64 pp=1 tp=1 mb=3").refusal == (
-        "a batch of 128 sequences cannot be cut into dp=64 x mb=3; recipe.batch can be 192"
+        "a batch of 128 sequences cannot be cut into dp=64 x mb=3; the batch can be 192"
     )
 
 

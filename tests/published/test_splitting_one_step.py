@@ -4,24 +4,20 @@ Compared as printed. The document has no headings; comments name its passages.
 """
 
 import pytest
+from formulas import device_hours_lost, tensor_clocks
 from test_training_systems import printed
 
 from phalanx.catalog import load
 from phalanx.core.layout import Layout
 from phalanx.cost.activations import checkpointed_bytes, linear_term_bytes
-from phalanx.cost.bubbles import bubble
 from phalanx.cost.collectives import Wire, bytes_sent, ring_seconds
 from phalanx.cost.flops import seconds_for
 from phalanx.cost.formats import number_format
-from phalanx.cost.reliability import (
-    Faults,
-    checkpoint_bytes,
-    device_hours_lost,
-    effective_share,
-    write_seconds,
-)
-from phalanx.cost.roofline import block_of, tensor_clocks
+from phalanx.cost.reliability import Faults, checkpoint_bytes, effective_share, write_seconds
+from phalanx.cost.roofline import block_of
 from phalanx.cost.state import MIXED_ADAM, sharded
+from phalanx.schedules.layouts import layers_of_stages
+from phalanx.schedules.registry import find_schedule
 
 BEACON = load.model("llama-3.1-405b")
 PARAMS = 405e9
@@ -56,9 +52,11 @@ def test_one_h100_would_need_three_thousand_years_and_sixteen_thousand_68_days()
     [(16, "48.4", "31.9"), (64, "19.0", "10.5"), (256, "5.5", "2.8")],
 )
 def test_bubbles_of_sixteen_stages(m: int, plain: str, interleaved: str):
-    assert printed(100 * bubble("1f1b", 16, m).idle_fraction, plain)
+    assert printed(100 * find_schedule("1f1b").bubble_of(16, m).idle_fraction, plain)
     # 15/527 is 2.846 %: the listing cuts it to 2.8
-    assert printed(100 * bubble("interleaved", 16, m, v=2).idle_fraction, interleaved)
+    assert printed(
+        100 * find_schedule("interleaved").bubble_of(16, m, v=2).idle_fraction, interleaved
+    )
 
 
 def test_the_gradient_ring_of_128_takes_a_quarter_of_a_second_on_infiniband():
@@ -158,7 +156,7 @@ def test_zero_3_over_all_16_384_gpus_holds_0_4_gb_each():
 
 
 def test_one_micro_batch_leaves_each_of_sixteen_stages_working_6_percent():
-    idle = bubble("gpipe", 16, 1).idle_fraction
+    idle = find_schedule("gpipe").bubble_of(16, 1).idle_fraction
     assert idle == 15 / 16
     assert printed(100 * (1 - idle), "6")
     assert 16384 * (1 - idle) == 1024
@@ -186,5 +184,5 @@ def test_bf16_near_one_steps_by_8_thousandths():
 def test_the_exercise_of_70b_on_512_gpus():
     layout = Layout.parse("tp=8 pp=8 dp=8")
     assert layout.ranks == 512
-    assert layout.layers_of_stages(80) == (10,) * 8
-    assert bubble("1f1b", 8, 32).idle_fraction == pytest.approx(7 / 39)
+    assert layers_of_stages(layout, 80) == (10,) * 8
+    assert find_schedule("1f1b").bubble_of(8, 32).idle_fraction == pytest.approx(7 / 39)

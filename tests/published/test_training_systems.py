@@ -4,12 +4,13 @@ They are compared as printed: to the digits the document shows.
 """
 
 import pytest
+from formulas import paper_first_stage_bytes
 
 from phalanx.catalog import load
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
-from phalanx.cost.activations import paper_first_stage_bytes, paper_layer_bytes
-from phalanx.cost.bubbles import PassSeconds, bubble, peak_in_flight
+from phalanx.core.recompute import FULL, SELECTIVE
+from phalanx.cost.activations import paper_layer_bytes
 from phalanx.cost.collectives import bytes_sent
 from phalanx.cost.flops import (
     attention_flops_per_token,
@@ -23,6 +24,8 @@ from phalanx.cost.flops import (
 from phalanx.cost.formats import number_format
 from phalanx.cost.reliability import Faults, checkpoint_bytes, effective_share, lost_per_failure
 from phalanx.cost.state import MIXED_ADAM, elements_moved, sharded
+from phalanx.schedules.bubble import PassSeconds
+from phalanx.schedules.registry import find_schedule
 
 H100 = load.accelerator("h100")
 GPT3 = load.model("gpt-3-175b")
@@ -175,7 +178,7 @@ def test_llama_8b_at_micro_batch_4_keeps_47_5_gb_per_layer():
 
 def test_full_recomputation_costs_a_third_more():
     shape = ModelShape(vocab=1, layers=40, hidden=4096, heads=32)
-    extra = recompute_flops_per_token(shape, 1, "full") / flops_per_token(shape, 1, causal=True)
+    extra = recompute_flops_per_token(shape, 1, FULL) / flops_per_token(shape, 1, causal=True)
     assert extra == pytest.approx(1 / 3, rel=1e-3)
 
 
@@ -185,7 +188,7 @@ def test_selective_recomputation_of_gpt_3_drops_70_percent_for_2_7_percent():
     assert printed(100 * scores / (34 + scores), "70")
     # The paper's appendix A adds s/(6h), which is the scores' whole forward and backward; what is
     # computed again is their forward alone, a third of that.
-    extra = recompute_flops_per_token(GPT3, 2048, "selective", causal=False)
+    extra = recompute_flops_per_token(GPT3, 2048, SELECTIVE, causal=False)
     needed = flops_per_token(GPT3, 2048, causal=False)
     assert printed(100 * 3 * extra / needed, "2.7")
     assert printed(100 * extra / needed, "0.9")
@@ -253,13 +256,13 @@ def test_the_compute_of_one_70b_micro_batch_is_0_43_s_at_peak_and_1_1_s_at_40_pe
     ],
 )
 def test_both_forms_of_the_bubble(p: int, m: int, overhead: str, idle: str):
-    assert printed(100 * bubble("1f1b", p, m).over_ideal, overhead)
-    assert printed(100 * bubble("1f1b", p, m).idle_fraction, idle)
+    assert printed(100 * find_schedule("1f1b").bubble_of(p, m).over_ideal, overhead)
+    assert printed(100 * find_schedule("1f1b").bubble_of(p, m).idle_fraction, idle)
 
 
 def test_1f1b_holds_p_micro_batches_on_the_first_rank_and_1_on_the_last():
-    assert peak_in_flight("1f1b", 16, 64, 0) == 16
-    assert peak_in_flight("1f1b", 16, 64, 15) == 1
+    held = find_schedule("1f1b").peak_in_flight(16, 64, v=1)
+    assert (held[0], held[15]) == (16, 1)
 
 
 def test_the_first_stage_of_1f1b_holds_all_layers_worth():
@@ -269,19 +272,19 @@ def test_the_first_stage_of_1f1b_holds_all_layers_worth():
 
 
 def test_zb_h1_leaves_a_third_of_the_bubble_and_zb_h2_none():
-    plain = bubble("1f1b", 8, 32)
-    assert bubble("zb-h1", 8, 32).idle * 3 == plain.idle
-    assert bubble("zb-h2", 8, 32).idle == 0
+    plain = find_schedule("1f1b").bubble_of(8, 32)
+    assert find_schedule("zb-h1").bubble_of(8, 32).idle * 3 == plain.idle
+    assert find_schedule("zb-h2").bubble_of(8, 32).idle == 0
 
 
 def test_dualpipe_has_the_bubble_of_table_2():
-    times = PassSeconds(F=1.0, I=1.2, W=0.8)
-    idle = bubble("dualpipe", 16, 64, times, overlapped=2.5).idle
+    times = PassSeconds(F=1.0, I=1.2, W=0.8, overlapped=2.5)
+    idle = find_schedule("dualpipe").bubble_of(16, 64, times).idle
     assert idle == pytest.approx((16 / 2 - 1) * (2.5 + 2.0 - 3 * 0.8))
 
 
 def test_the_interleaved_bubble_of_llama_3_is_about_6_percent():
-    assert printed(100 * bubble("interleaved", 16, 32, v=8).over_ideal, "6")
+    assert printed(100 * find_schedule("interleaved").bubble_of(16, 32, v=8).over_ideal, "6")
 
 
 # What a real run looks like
@@ -340,14 +343,14 @@ def test_attention_moved_palm_from_45_7_to_46_2_percent():
 
 def test_palms_full_recomputation_takes_46_2_mfu_to_57_8_hfu_within_its_remat():
     # PaLM recomputed all but some products, so its ratio of 1.25 is below full recomputation's.
-    used = utilization(load.model("palm-540b"), 2048, 238.3e3, 6144 * 275e12, "full", causal=False)
+    used = utilization(load.model("palm-540b"), 2048, 238.3e3, 6144 * 275e12, FULL, causal=False)
     assert used.mfu == pytest.approx(0.462, abs=0.005)
     assert 57.8 / 46.2 < used.hfu / used.mfu < 4 / 3
 
 
 def test_megatron_1t_selective_recompute_adds_under_a_point():
     shape = load.model("megatron-gpt-1t")
-    extra = recompute_flops_per_token(shape, 2048, "selective", causal=False)
+    extra = recompute_flops_per_token(shape, 2048, SELECTIVE, causal=False)
     needed = flops_per_token(shape, 2048, causal=False)
     assert printed(56.3 * (1 + 3 * extra / needed), "57.0")  # as the paper counts, see above
     assert printed(56.3 * (1 + extra / needed), "56.5")

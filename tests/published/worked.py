@@ -6,36 +6,37 @@ catalog. Two documents round the same peak to 989 and to 990 TFLOP/s, so it is w
 
 from collections.abc import Callable
 
-from phalanx.catalog import load
-from phalanx.core.layout import Layout
-from phalanx.cost.activations import (
-    linear_term_bytes,
-    matmul_output_bytes,
-    paper_layer_bytes,
-)
-from phalanx.cost.bubbles import bubble, peak_in_flight
-from phalanx.cost.collectives import Level, Wire, bytes_sent, gather_bandwidth, ring_seconds
-from phalanx.cost.flops import rate_from_share, seconds_for, share_from_rate
-from phalanx.cost.roofline import (
+from formulas import (
     Axes,
-    Block,
-    Fabric,
-    block_of,
-    domain_weights_floor,
     estimated_params,
     expert_clocks,
     expert_width,
+    matmul_output_bytes,
     mixed_best_dp,
     mixed_floor,
     mixed_ratio,
     pipeline_hops,
     stack_params,
-    tensor_limit,
     tensor_width,
+)
+
+from phalanx.catalog import load
+from phalanx.core.layout import Layout
+from phalanx.cost.activations import linear_term_bytes, paper_layer_bytes
+from phalanx.cost.collectives import Level, Wire, bytes_sent, gather_bandwidth, ring_seconds
+from phalanx.cost.flops import rate_from_share, seconds_for, share_from_rate
+from phalanx.cost.roofline import (
+    Fabric,
+    LayerSizes,
+    block_of,
+    domain_weights_floor,
+    tensor_limit,
     weights_floor,
 )
 from phalanx.cost.state import BOOK_ADAM, MIXED_ADAM, largest_model, sharded
 from phalanx.cost.volumes import tensor_layer_bytes
+from phalanx.schedules.layouts import layers_of_stages
+from phalanx.schedules.registry import find_schedule
 
 Value = float | list[float]
 
@@ -75,8 +76,8 @@ def step_bytes_70b() -> list[float]:
         share * z1.gradients / GB,
         share * z1.optimizer / GB,
         4e6 / 8,
-        float(Layout(pp=8).layers_of_stages(80)[0]),
-        bubble("1f1b", 8, 32).idle_fraction,
+        float(layers_of_stages(Layout(pp=8), 80)[0]),
+        find_schedule("1f1b").bubble_of(8, 32).idle_fraction,
         share * z3.total / GB,
     ]
 
@@ -107,7 +108,7 @@ def hidden_13b_step() -> float:
     return (LLAMA_13B_PARAMS * BOOK_ADAM.total + matmul_output_bytes(LLAMA_13B, 3e6)) / 4096
 
 
-LLAMA_13B_PARAMS = LLAMA_13B.params() - LLAMA_13B.norm_params() * (2 * LLAMA_13B.layers + 1)
+LLAMA_13B_PARAMS = LLAMA_13B.params() - LLAMA_13B.hidden * (2 * LLAMA_13B.layers + 1)
 LAYER_70B = Layout(tp=8, sp=False)
 TP_70B = Layout(tp=8)
 NO_CUT = Layout()
@@ -116,7 +117,7 @@ NO_CUT = Layout()
 def _bubble_answers() -> dict[str, Callable[[], Value]]:
     cases = [(16, 16), (16, 64), (16, 256), (8, 8), (8, 32), (8, 64)]
     return {
-        f"bubble.p{p}_m{m}": (lambda p=p, m=m: bubble("1f1b", p, m).idle_fraction)  # type: ignore[misc]
+        f"bubble.p{p}_m{m}": (lambda p=p, m=m: find_schedule("1f1b").bubble_of(p, m).idle_fraction)  # type: ignore[misc]
         for p, m in cases
     }
 
@@ -141,8 +142,8 @@ TPU: dict[str, Callable[[], Value]] = {
     "mixed.ratio_check": lambda: mixed_ratio(99.2 * 64, F_MIXED, 64, RIDGE),
     "mixed.crossover_B_16cube": lambda: 4096 * mixed_floor(F_MIXED, RIDGE, Axes(2, 1)),
     "dcn.alpha": lambda: V5P_PEAK / DCN,
-    "q1.ffw": lambda: LLAMA_13B.layers * LLAMA_13B.mlp_params(),
-    "q1.attn": lambda: LLAMA_13B.layers * LLAMA_13B.attention_params(),
+    "q1.ffw": lambda: LLAMA_13B.layers * 3 * LLAMA_13B.hidden * LLAMA_13B.ffn,
+    "q1.attn": lambda: LLAMA_13B.layers * 4 * LLAMA_13B.hidden**2,
     "q1.vocab": lambda: 2 * LLAMA_13B.embedding_params(),
     "q1.total": lambda: LLAMA_13B_PARAMS,
     "q2.params_bytes": lambda: LLAMA_13B_PARAMS * BOOK_ADAM.weights,
@@ -187,7 +188,7 @@ GPU: dict[str, Callable[[], Value]] = {
     "h100.2domain_max_rule": lambda: weights_floor(H100_PEAK / two_domain_gather(8)),
     "h100.floor_TP16_outer": lambda: domain_weights_floor(H100_PEAK, H100, inner=16),
     "h100.16384gpus_tokens": lambda: 16384 * domain_weights_floor(H100_PEAK, H100),
-    "moe.gptoss_floor": lambda: weights_floor(OUT, Block(2880, 2880, 128, 4).sparsity),
+    "moe.gptoss_floor": lambda: weights_floor(OUT, LayerSizes(2880, 2880, 128, 4).sparsity),
     "moe.dsv3_penalty_routed": lambda: DEEPSEEK.experts / DEEPSEEK.top_k,
     "moe.dsv3_penalty_with_shared": lambda: block_of(DEEPSEEK).sparsity,
     "dsv3.batch_tokens": lambda: 4096 * 15360,
@@ -223,7 +224,7 @@ GPU: dict[str, Callable[[], Value]] = {
 
 def deepseek_experts(e: int) -> float:
     """Arithmetic over all-to-all of DeepSeek-V3's routed experts, the network side alone."""
-    block = Block(DEEPSEEK.hidden, DEEPSEEK.moe_ffn, DEEPSEEK.experts, DEEPSEEK.top_k)
+    block = LayerSizes(DEEPSEEK.hidden, DEEPSEEK.moe_ffn, DEEPSEEK.experts, DEEPSEEK.top_k)
     unbounded_inside = Fabric(8, 1e30, H800.egress)
     return expert_clocks(block, 62914560, e, H800_PEAK, unbounded_inside).ratio
 
@@ -268,11 +269,11 @@ SYSTEMS: dict[str, Callable[[], Value]] = {
     "llama3_405b.tokens_per_s": lambda: rate_from_share(1.0, 6 * N405, 16384 * 400e12),
     "llama3_405b.days_15.6T": lambda: seconds_for(15.6e12, 6 * N405, 16384 * 400e12, 1.0) / 86400,
     "llama3_405b.llama3_paper_bubble_interleaved": lambda: (
-        bubble("interleaved", 16, 32, v=8).over_ideal
+        find_schedule("interleaved").bubble_of(16, 32, v=8).over_ideal
     ),
-    "bubble.naive_1mb_p16": lambda: bubble("gpipe", 16, 1).idle_fraction,
-    "inflight.gpipe_p8_m32": lambda: peak_in_flight("gpipe", 8, 32),
-    "inflight.1f1b_p8_m32": lambda: peak_in_flight("1f1b", 8, 32),
+    "bubble.naive_1mb_p16": lambda: find_schedule("gpipe").bubble_of(16, 1).idle_fraction,
+    "inflight.gpipe_p8_m32": lambda: find_schedule("gpipe").peak_in_flight(8, 32, 1)[0],
+    "inflight.1f1b_p8_m32": lambda: find_schedule("1f1b").peak_in_flight(8, 32, 1)[0],
     **_bubble_answers(),
 }
 

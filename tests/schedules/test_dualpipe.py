@@ -5,13 +5,13 @@ from hypothesis import strategies as st
 from phalanx.core.errors import RefusedError
 from phalanx.core.schedule import Action, Schedule
 from phalanx.schedules.check import check
-from phalanx.schedules.dualpipe import dualpipe, dualpipev
+from phalanx.schedules.dualpipe import DUALPIPE, DUALPIPEV
 
 
 @given(half=st.integers(1, 4), extra=st.integers(0, 6))
 def test_dualpipe_is_complete_and_free_of_deadlock(half, extra):
     p = 2 * half
-    schedule = dualpipe(p, 2 * p + 2 * extra)
+    schedule = DUALPIPE.build(p, 2 * p + 2 * extra)
     check(schedule)
     assert [schedule.stages_of(rank) for rank in range(p)] == [
         (rank, 2 * p - 1 - rank) for rank in range(p)
@@ -20,13 +20,13 @@ def test_dualpipe_is_complete_and_free_of_deadlock(half, extra):
 
 @given(p=st.integers(1, 6), extra=st.integers(0, 6))
 def test_dualpipev_is_complete_and_free_of_deadlock(p, extra):
-    check(dualpipev(p, 2 * p + extra))
+    check(DUALPIPEV.build(p, 2 * p + extra))
 
 
 @given(half=st.integers(1, 4), extra=st.integers(0, 6))
 def test_the_two_ends_of_dualpipe_do_the_same_with_their_own_micro_batches(half, extra):
     p, m = 2 * half, 4 * half + 2 * extra
-    rows = dualpipe(p, m).rows
+    rows = DUALPIPE.build(p, m).rows
     for rank in range(p):
         mirrored = [(stage - p) % (2 * p) for stage, _, _ in rows[rank]]
         assert [a.stage for a in rows[p - 1 - rank]] == mirrored
@@ -40,24 +40,29 @@ def test_dualpipev_is_one_half_of_dualpipe_unfolded():
         near, far = rank, 7 - rank  # the stages of DualPipe on 4 ranks
         unfolded = [
             Action(rank if a.stage == near else 3 - rank, a.kind, a.microbatch % 5)
-            for a in dualpipe(4, 10).rows[rank]
+            for a in DUALPIPE.build(4, 10).rows[rank]
             if a.stage in (near, far)
         ]
-        assert tuple(unfolded) == dualpipev(2, 5).rows[rank]
+        assert tuple(unfolded) == DUALPIPEV.build(2, 5).rows[rank]
 
 
 @pytest.mark.parametrize(
     ("p", "m", "works"),
-    [(3, 8, "p can be 2 or 4"), (1, 8, "p can be 2"), (4, 9, "m can be 10"), (4, 6, "m can be 8")],
+    [
+        (3, 8, "p can be 2 or 4"),
+        (1, 8, "p can be 2"),
+        (4, 9, "m can be 8 or 10"),
+        (4, 6, "m can be 8"),
+    ],
 )
 def test_sizes_that_dualpipe_cannot_have_are_refused_with_what_works(p, m, works):
     with pytest.raises(RefusedError, match=f"{works}$"):
-        dualpipe(p, m)
+        DUALPIPE.build(p, m)
 
 
 def test_dualpipev_needs_two_micro_batches_per_rank():
-    with pytest.raises(RefusedError, match="m of at least 8, not m=7"):
-        dualpipev(4, 7)
+    with pytest.raises(RefusedError, match="m to be at least 8, not m=7; m can be 8"):
+        DUALPIPEV.build(4, 7)
 
 
 def _units(schedule: Schedule, rank: int, half: int, m: int) -> list[tuple[Action, ...]]:
@@ -78,7 +83,7 @@ def _units(schedule: Schedule, rank: int, half: int, m: int) -> list[tuple[Actio
 @given(p=st.integers(1, 6), extra=st.integers(0, 5))
 def test_pairs_that_run_as_one_action_give_the_bubble_of_the_report(p, extra):
     # (PP/2 - 1)(F&B + B - 3 W) with F = I = W = 1, F&B = F + B = 3, and p = PP/2 ranks of a V.
-    schedule = dualpipev(p, 2 * p + extra)
+    schedule = DUALPIPEV.build(p, 2 * p + extra)
     rows = [_units(schedule, rank, p, schedule.m) for rank in range(p)]
     assert max(_idle(rows, schedule)) == (p - 1) * (3 + 2 - 3)
 

@@ -2,9 +2,11 @@ import pytest
 
 from phalanx.core.layout import Layout
 from phalanx.core.schedule import Schedule
-from phalanx.schedules.build import TWO_STAGES, build, lowered
+from phalanx.schedules.build import build, lowered
+from phalanx.schedules.layouts import num_stages, placement
 from phalanx.schedules.lower import ACCUMULATES
-from phalanx.schedules.placement import placement, placement_of
+from phalanx.schedules.placement import placement_of
+from phalanx.schedules.registry import SPECS
 
 
 def schedule_of(line: str, m: int) -> Schedule:
@@ -26,7 +28,7 @@ def schedule_of(line: str, m: int) -> Schedule:
 def test_a_layout_places_its_stages_as_its_schedule_does(line: str) -> None:
     layout = Layout.parse(line)
     assert placement(layout) == placement_of(schedule_of(line, 4 * layout.pp))
-    assert placement(layout).depth == layout.num_stages
+    assert placement(layout).depth == num_stages(layout)
 
 
 def test_slices_of_a_rank_by_placement() -> None:
@@ -53,7 +55,10 @@ def test_a_tensor_crosses_only_between_neighbouring_stages_of_one_copy() -> None
     assert [twice.crosses(stage, -1) for stage in range(4)] == [False, True, False, True]
 
 
-@pytest.mark.parametrize("name", TWO_STAGES)
+MEETING = [spec.name for spec in SPECS if spec.placement(2, spec.chunks.least).ends_together]
+
+
+@pytest.mark.parametrize("name", MEETING)
 @pytest.mark.parametrize("p", [2, 4, 6])
 def test_where_ends_meet_the_stage_that_embeds_finishes_last(name: str, p: int) -> None:
     """So a table that both share is reduced with the embedding: nothing follows."""

@@ -9,9 +9,10 @@ from phalanx.core.errors import RefusedError, UsageError
 from phalanx.core.layout import Layout
 from phalanx.core.schedule import Kind, Row, Schedule
 from phalanx.schedules.build import build, lowered
-from phalanx.schedules.file import read_schedule, refuse_early_embedding, schedule_to_train
+from phalanx.schedules.file import read_schedule, refuse_early_embedding
+from phalanx.schedules.layouts import placement
 from phalanx.schedules.lower import add_transfers
-from phalanx.schedules.placement import placement, placement_of
+from phalanx.schedules.placement import placement_of
 from phalanx.schedules.text import to_csv
 
 
@@ -34,7 +35,7 @@ def test_a_written_schedule_trains_as_the_named_one(tmp_path: Path, name: str, v
 def test_messages_in_the_file_are_made_anew(tmp_path: Path) -> None:
     plain = build("zb-h1", 3, 5)
     path = written(add_transfers(plain), tmp_path)
-    assert schedule_to_train(Layout(pp=3, schedule=path), 5).rows == plain.rows
+    assert build(path, 3, 5).rows == plain.rows
 
 
 def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
@@ -45,26 +46,26 @@ def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "m", "reason"),
+    ("p", "m", "v", "reason"),
     [
-        ("pp=4", 4, "is for pp=2, not 4; use pp=2"),
-        ("pp=2 v=2", 4, "is for v=1, not 2; use v=1"),
-        ("pp=2 dp=2 mb=3", 8, "is for micro-batches=4, not 8; use recipe.batch=24"),
+        (4, 4, 1, "p to be 2, not p=4"),
+        (2, 4, 2, "v to be 1, not v=2"),
+        (2, 8, 1, "m to be 4, not m=8"),
     ],
 )
 def test_other_sizes_are_refused_with_those_of_the_file(
-    tmp_path: Path, line: str, m: int, reason: str
+    tmp_path: Path, p: int, m: int, v: int, reason: str
 ) -> None:
     path = written(build("1f1b", 2, 4), tmp_path)
     with pytest.raises(RefusedError, match=reason):
-        schedule_to_train(Layout.parse(f"{line} schedule={path}"), m)
+        build(path, p, m, v)
 
 
 def test_an_incomplete_step_is_refused_with_what_is_missing(tmp_path: Path) -> None:
     whole = build("1f1b", 2, 2)
     path = written(replace(whole, rows=(whole.rows[0][:-1], whole.rows[1])), tmp_path)
     with pytest.raises(RefusedError, match="rank 0 never does 0B1"):
-        schedule_to_train(Layout(pp=2, schedule=path), 2)
+        lowered(Layout(pp=2, schedule=path), 2, reduce_every=False)
 
 
 def test_a_missing_file_is_named_with_what_writes_one() -> None:

@@ -6,13 +6,38 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from phalanx.core.schedule import Action, Kind
+from phalanx.core.errors import PhalanxError
+from phalanx.core.schedule import Action, Kind, Row
 from phalanx.schedules.messages import other_end
+from phalanx.schedules.placement import placement_of
 from phalanx.trainer.engine.recorder import Recorder
-from phalanx.trainer.engine.weight_gradients import Kept
+from phalanx.trainer.engine.update import UpdateRule
+from phalanx.trainer.engine.weight_gradients import Deferred
 from phalanx.trainer.engine.wire import Wire
 from phalanx.trainer.model.batch import MicroBatch
 from phalanx.trainer.model.stage import Stage
+
+SHOWN = 6  # actions of a row before and after one that failed
+
+
+class ActionError(RuntimeError):
+    """An action of the schedule failed; the cause is chained."""
+
+    def __init__(self, rank: int, row: Row, place: int, error: Exception) -> None:
+        """Show the row with the place marked.
+
+        Args:
+            rank: of the pipeline.
+            row: what it does.
+            place: of the action in the row.
+            error: the cause.
+        """
+        first, last = max(place - SHOWN, 0), place + SHOWN + 1
+        shown = [f">{a}<" if i == place else str(a) for i, a in enumerate(row)][first:last]
+        before, after = "... " * (first > 0), " ..." * (last < len(row))
+        cause = f"{type(error).__name__}: {error}"
+        marked = f"{before}{' '.join(shown)}{after}"
+        super().__init__(f"pipeline rank {rank} failed at {row[place]}: {marked}; {cause}")
 
 
 class Executor:
@@ -21,36 +46,49 @@ class Executor:
     Attributes:
         stages: by index, those that this rank holds.
         wire: to the ranks that hold the others; its schedule is the one obeyed.
+        rule: says which weights a micro-batch meets.
         row: what this rank does.
     """
 
-    def __init__(self, stages: Mapping[int, Stage], wire: Wire, recorder: Recorder) -> None:
-        self.stages, self.wire, self.recorder = stages, wire, recorder
+    def __init__(
+        self, stages: Mapping[int, Stage], wire: Wire, recorder: Recorder, rule: UpdateRule
+    ) -> None:
+        self.stages, self.wire, self.recorder, self.rule = stages, wire, recorder, rule
         self.row = wire.schedule.rows[wire.group.index]
-        self._depth = wire.schedule.depth
+        self._placement = placement_of(wire.schedule)
         self._inputs: dict[tuple[int, int], Tensor] = {}
         self._outputs: dict[tuple[int, int], GradientEdge] = {}
-        self._kept: dict[tuple[int, int], Kept] = {}
+        self._deferred: dict[tuple[int, int], Deferred] = {}
         self._ready: dict[Action, Tensor] = {}
 
-    def run(self, batches: Sequence[MicroBatch], scale: Tensor) -> Tensor:
+    def run(self, batches: Sequence[MicroBatch], scale: Tensor) -> list[Tensor]:
         """Do the whole row.
 
         Args:
             batches: the micro-batches that its actions number.
-            scale: gradient of the update's loss by the summed loss: 1 / valid tokens.
+            scale: gradient of the update's loss by the summed loss, 1 / valid tokens: a number,
+                or [m], one for each micro-batch.
 
         Returns:
-            The summed loss of all micro-batches whose last stage this rank holds; a float64
-            scalar.
+            The summed loss of each micro-batch whose last stage this rank holds, in the order of
+            the row.
+
+        Raises:
+            ActionError: an action failed for a reason that is not the user's.
         """
-        total = torch.zeros((), dtype=torch.float64, device=self.wire.form.device)
-        for action in self.row:
-            loss = self._do(action, batches, scale)
+        scales = scale.expand(len(batches))
+        losses = []
+        for place, action in enumerate(self.row):
+            try:
+                loss = self._do(action, batches, scales)
+            except (PhalanxError, OSError):  # what a user can mend is said in its own words
+                raise
+            except Exception as error:
+                raise ActionError(self.wire.group.index, self.row, place, error) from error
             if loss is not None:
-                total += loss.double()
+                losses.append(loss)
         self.wire.finish()
-        return total
+        return losses
 
     def infer(self, batch: MicroBatch) -> Tensor | None:
         """Do a row that only goes forward, with one micro-batch, and stop before the loss.
@@ -68,17 +106,20 @@ class Executor:
         self.wire.finish()
         return logits
 
-    def _do(self, action: Action, batches: Sequence[MicroBatch], scale: Tensor) -> Tensor | None:
+    def _do(self, action: Action, batches: Sequence[MicroBatch], scales: Tensor) -> Tensor | None:
         """Do one action; the forward of the last stage returns its loss."""
+        i = action.microbatch
         match action.kind:
             case Kind.FORWARD:
-                return self._forward(action, batches[action.microbatch])
+                self.rule.before_forward(i)
+                return self._forward(action, batches[i])
             case Kind.BACKWARD:
-                self._backward(action, scale)
+                with self.rule.around_backward(i):
+                    self._backward(action, scales[i])
             case Kind.INPUT_GRAD:
-                with self.stages[action.stage].gradients.keeping() as kept:
-                    self._backward(action, scale, kept)
-                self._kept[action.stage, action.microbatch] = kept
+                with self.stages[action.stage].gradients.deferring() as deferred:
+                    self._backward(action, scales[i], deferred)
+                self._deferred[action.stage, i] = deferred
             case Kind.WEIGHT_GRAD:
                 self._weight_grad(action)
             case Kind.SEND_FORWARD | Kind.SEND_BACKWARD:
@@ -86,35 +127,39 @@ class Executor:
             case Kind.RECV_FORWARD | Kind.RECV_BACKWARD:
                 self.wire.expect(action)
             case Kind.REDUCE:
-                self.stages[action.stage].reducer.arm()
+                self.stages[action.stage].reducer.enable()
         return None
 
     def _forward(self, action: Action, batch: MicroBatch, *, logits: bool = False) -> Tensor | None:
         stage, i = action.stage, action.microbatch
-        x = None if self._first(stage) else self._take(Action(stage, Kind.RECV_FORWARD, i))
+        x = (
+            None
+            if self._placement.begins(stage)
+            else self._take(Action(stage, Kind.RECV_FORWARD, i))
+        )
         with self.recorder.span(str(action), "compute"):
             if x is not None and torch.is_grad_enabled():
                 self._inputs[stage, i] = x.requires_grad_()
             y = self.stages[stage].forward(x, batch, logits=logits)
         if torch.is_grad_enabled():
             self._outputs[stage, i] = get_gradient_edge(y)
-        if self._last(stage):
+        if self._placement.ends(stage):
             return y.detach()
         self._ready[Action(stage, Kind.SEND_FORWARD, i)] = y.detach()
         return None
 
-    def _backward(self, action: Action, scale: Tensor, kept: Kept | None = None) -> None:
-        """Go back through a stage; the gradients of its weights are left to W if `kept` is one."""
+    def _backward(self, action: Action, scale: Tensor, deferred: Deferred | None = None) -> None:
+        """Go back through a stage; gradients of its weights are left to W, in `deferred`."""
         stage, i = action.stage, action.microbatch
         edge = self._outputs.pop((stage, i))
-        last = self._last(stage)
+        last = self._placement.ends(stage)
         grad = scale if last else self._take(Action(stage, Kind.RECV_BACKWARD, i))
         reducer = self.stages[stage].reducer
         with self.recorder.span(str(action), "compute"):
-            reducer.begin_backward(kept)
+            reducer.begin_backward(deferred)
             torch.autograd.backward([edge], [grad])
             reducer.end_backward()
-        if not self._first(stage):
+        if not self._placement.begins(stage):
             x = self._inputs.pop((stage, i))
             if x.grad is None:
                 raise RuntimeError(f"backward of stage {stage} left no gradient of its input")
@@ -122,19 +167,11 @@ class Executor:
 
     def _weight_grad(self, action: Action) -> None:
         stage = self.stages[action.stage]
-        kept = self._kept.pop((action.stage, action.microbatch))
+        deferred = self._deferred.pop((action.stage, action.microbatch))
         with self.recorder.span(str(action), "compute"):
             stage.reducer.begin_backward()
-            stage.gradients.do(kept)
+            stage.gradients.do(deferred)
             stage.reducer.end_backward()
-
-    def _first(self, stage: int) -> bool:
-        """Whether the stage starts a copy of the model."""
-        return stage % self._depth == 0
-
-    def _last(self, stage: int) -> bool:
-        """Whether the stage ends a copy of the model."""
-        return (stage + 1) % self._depth == 0
 
     def _take(self, action: Action) -> Tensor:
         """What a neighbouring stage made: on this rank it stands ready, else it is on the wire."""

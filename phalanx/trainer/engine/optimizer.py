@@ -28,12 +28,14 @@ class Optimizer:
         of: the optimizer of each unit.
     """
 
-    def __init__(self, recipe: Recipe, units: Sequence[ShardedUnit]) -> None:
+    def __init__(
+        self, recipe: Recipe, units: Sequence[ShardedUnit], updates_per_step: int = 1
+    ) -> None:
         self.recipe = recipe
         self.updates = 0
-        self.updates_per_step = 1
+        self.updates_per_step = updates_per_step
         self.units = list(units)
-        self.of = {sharded: OfUnit(recipe, sharded) for sharded in self.units}
+        self.of = {sharded: UnitOptimizer(recipe, sharded) for sharded in self.units}
 
     @property
     def learning_rate(self) -> float:
@@ -50,7 +52,7 @@ class Optimizer:
             if following is not None:
                 self.of[following].expect()
             self.of[unit].move(self.learning_rate)
-            unit.publish()
+            unit.all_gather_weights()
             self.of[unit].rest()
         self.updates += 1
 
@@ -61,7 +63,7 @@ class Optimizer:
         instead, and bring back the same bits.
 
         Returns:
-            What takes it back. Else `confirm` has to follow.
+            What rolls it back. Else `confirm` has to follow.
 
         Source: Qi et al. 2024 (arXiv:2401.10241), section 4.
         """
@@ -69,17 +71,17 @@ class Optimizer:
         for of in self.of.values():
             of.move(self.learning_rate)
 
-        def take_back() -> None:
+        def roll_back() -> None:
             for one in undo:
                 one()
 
-        return take_back
+        return roll_back
 
     def confirm(self) -> None:
         """The master weights stay as they moved: let every rank know."""
         self.updates += 1
         for unit in self.units:
-            unit.publish()
+            unit.all_gather_weights()
 
     def moments(self, unit: Unit) -> dict[str, Tensor]:
         """The optimizer's state of one unit, each as long as `unit.master`; empty for SGD."""
@@ -98,7 +100,7 @@ class Optimizer:
         of.count(self.updates if moments else 0)
 
 
-class OfUnit:
+class UnitOptimizer:
     """The optimizer of one unit, whose state lives where its master weights do.
 
     Attributes:
@@ -114,7 +116,7 @@ class OfUnit:
             self.moments = {name: self.memory.zeros(len(unit.master), dtype) for name in MOMENTS}
         self._stretches = [
             Stretch(unit, start, stop, unit.master[start:stop], decays)
-            for start, stop, decays in unit.optimizer_runs()
+            for start, stop, decays in unit.optimizer_ranges()
         ]
         wide = (recipe.master_weights, recipe.moments) == ("fp32", "fp32")
         make = _torch_optimizer if wide else NarrowAdamW
@@ -144,11 +146,11 @@ class OfUnit:
         now += [x["step"] for x in state if "step" in x]
         before = [x.clone() for x in now]
 
-        def take_back() -> None:
+        def roll_back() -> None:
             for x, was in zip(now, before, strict=True):
                 x.copy_(was)
 
-        return take_back
+        return roll_back
 
     def expect(self) -> None:
         """The unit comes next."""
@@ -177,7 +179,7 @@ def _torch_optimizer(recipe: Recipe, stretches: Sequence[Stretch]) -> torch.opti
     )
 
 
-Late = Callable[[], float]  # a number on its way; calling it waits until it is here
+PendingScalar = Callable[[], float]  # a number on its way; calling it waits until it is here
 
 
 def global_norm(units: Sequence[ShardedUnit], world: Group, kind: float) -> float:
@@ -188,16 +190,18 @@ def global_norm(units: Sequence[ShardedUnit], world: Group, kind: float) -> floa
         world: all ranks.
         kind: 2, or inf for the largest element.
     """
-    return late_norm(units, world, kind)[1]()
+    return pending_norm(units, world, kind)[1]()
 
 
-def late_norm(units: Sequence[ShardedUnit], world: Group, kind: float) -> tuple[float, Late]:
+def pending_norm(
+    units: Sequence[ShardedUnit], world: Group, kind: float
+) -> tuple[float, PendingScalar]:
     """This rank's share of the global norm, and the norm itself, on its way."""
     norms = [
-        torch.linalg.vector_norm(grad[run.start : run.stop], kind).double()
+        torch.linalg.vector_norm(grad[mine.start : mine.stop], kind).double()
         for u in units
         for grad in u.gradients()
-        for run in u.unit.own_runs()
+        for mine in u.unit.own_ranges()
     ]
     device = units[0].unit.grad.device
     total = torch.zeros(1, dtype=torch.float64, device=device)

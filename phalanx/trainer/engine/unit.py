@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.trainer.engine.offload import Memory, OnDevice
-from phalanx.trainer.model.parameters import Box, Declaration, Held
+from phalanx.trainer.engine.zero import ZeroPolicy
+from phalanx.trainer.model.parameters import WHOLE, Box, Declaration, OwnedParameter, Share
 from phalanx.trainer.precision.dtypes import Dtypes
 
 Source = Callable[[Declaration, Box], Tensor]  # the values of one box of a parameter
@@ -29,7 +30,7 @@ class Slot(NamedTuple):
     stop: int
 
 
-class Run(NamedTuple):
+class Range(NamedTuple):
     """Neighbouring elements of a rank's part of the vector that are treated alike."""
 
     start: int
@@ -48,7 +49,7 @@ class Unit:
         low, high: the part whose master weights and optimizer state this rank keeps.
         master: master dtype [high - low].
         grad: gradient dtype [high - low]: what the optimizer reads.
-        partial_stop: up to here lies what all tensor-parallel ranks add up.
+        tp_reduce_stop: up to here lies what all tensor-parallel ranks add up.
         shared_stop: from there up to here, what those add up that hold the same part.
         counted: whether this rank's copy counts in norms and is saved; false on the second copy
             of tied embeddings.
@@ -57,36 +58,38 @@ class Unit:
     def __init__(
         self,
         name: str,
-        held: Sequence[Held],
-        tensor: tuple[int, int],
-        parts: tuple[int, int],
+        held: Sequence[OwnedParameter],
+        tensor: Share,
+        part: Share,
         precision: Dtypes,
-        expert: tuple[int, int] = (1, 0),
+        expert: Share = WHOLE,
     ) -> None:
         """Lay out the vector.
 
         Args:
             name: of the unit.
             held: the declarations, and the modules that use them.
-            tensor: tensor-parallel size and index.
-            parts: into how many parts the vector divides, and which of them is this rank's.
+            tensor: of the tensors that tp cuts.
+            part: of the vector.
             precision: dtypes.
-            expert: expert-parallel size and index.
+            expert: of the experts.
         """
         self.name = name
         self.precision = precision
         self.tensor = tensor
         self.counted = True
-        self._held = sorted(held, key=lambda h: _order(h.declaration, tensor[0]))
+        self._held = sorted(held, key=lambda h: _order(h.declaration, tensor.parts))
         self.slots = tuple(_slots(self._held, tensor, expert))
         size = self.slots[-1].stop
-        self.num_parts, self.part = parts
-        self.padded = -(-size // self.num_parts) * self.num_parts
+        self.part = part
+        self.padded = -(-size // part.parts) * part.parts
         self.low, self.high = 0, self.padded
-        self.partial_stop = max((s.stop for s in self.slots if s.declaration.partial), default=0)
+        self.tp_reduce_stop = max(
+            (s.stop for s in self.slots if s.declaration.needs_tp_reduce), default=0
+        )
         self.shared_stop = max(
-            (s.stop for s in self.slots if _shared(s.declaration, tensor[0])),
-            default=self.partial_stop,
+            (s.stop for s in self.slots if _shared(s.declaration, tensor.parts)),
+            default=self.tp_reduce_stop,
         )
         self.parameters: list[nn.Parameter] = []
         self.weights = self.master = self.grad = torch.empty(0)
@@ -94,28 +97,26 @@ class Unit:
     @property
     def my_part(self) -> tuple[int, int]:
         """The elements that count as this rank's own, under every ZeRO stage."""
-        length = self.padded // self.num_parts
-        return self.part * length, (self.part + 1) * length
+        length = self.padded // self.part.parts
+        return self.part.index * length, (self.part.index + 1) * length
 
     def allocate(
-        self, device: torch.device, memory: Memory | None = None, *, sharded: bool, separate: bool
+        self, device: torch.device, policy: ZeroPolicy, memory: Memory | None = None
     ) -> None:
         """Make the vectors and bind the modules' parameters to them.
 
         Args:
             device: where the weights live.
+            policy: says of what this rank keeps its part only.
             memory: where the rest lives; by default on the device too.
-            sharded: keep master weights and gradients for this rank's part only.
-            separate: keep the master weights apart from the weights even in one dtype, because
-                the weights come and go.
         """
         compute, master = self.precision.compute, self.precision.master
         gradient = self.precision.gradient
         memory = memory or OnDevice(device)
         self.weights = torch.zeros(self.padded, dtype=compute, device=device)
-        if sharded:
+        if policy.partitions:
             self.low, self.high = self.my_part
-        if compute == master and not separate:
+        if compute == master and not policy.separates_master:
             self.master = self.weights[self.low : self.high]
         else:
             self.master = memory.zeros(self.high - self.low, master)
@@ -165,17 +166,17 @@ class Unit:
 
             parameter.register_post_accumulate_grad_hook(hook)
 
-    def optimizer_runs(self) -> Iterator[Run]:
-        """The stretches of `master` that decay alike, padding left out."""
+    def optimizer_ranges(self) -> Iterator[Range]:
+        """The ranges of `master` that decay alike, padding left out."""
         yield from _merge(
-            Run(start - self.low, stop - self.low, slot.declaration.decays)
+            Range(start - self.low, stop - self.low, slot.declaration.decays)
             for slot, start, stop in self.pieces(self.low, self.high)
         )
 
-    def own_runs(self) -> Iterator[Run]:
-        """The stretches of `master` that this rank alone answers for, in norms and checkpoints."""
+    def own_ranges(self) -> Iterator[Range]:
+        """The ranges of `master` that this rank alone answers for, in norms and checkpoints."""
         yield from _merge(
-            Run(start - self.low, stop - self.low, False) for _, start, stop in self.own_pieces()
+            Range(start - self.low, stop - self.low, False) for _, start, stop in self.own_pieces()
         )
 
     def own_pieces(self) -> Iterator[tuple[Slot, int, int]]:
@@ -183,7 +184,7 @@ class Unit:
         if not self.counted:
             return
         for slot, start, stop in self.pieces(*self.my_part):
-            if self.tensor[1] % slot.declaration.copies(self.tensor[0]) == 0:
+            if self.tensor.index % slot.declaration.copies(self.tensor.parts) == 0:
                 yield slot, start, stop
 
     def pieces(self, low: int, high: int) -> Iterator[tuple[Slot, int, int]]:
@@ -195,33 +196,31 @@ class Unit:
 
 
 def _order(declaration: Declaration, parts: int) -> tuple[bool, bool, bool]:
-    return not declaration.partial, not _shared(declaration, parts), declaration.decays
+    return not declaration.needs_tp_reduce, not _shared(declaration, parts), declaration.decays
 
 
 def _shared(declaration: Declaration, parts: int) -> bool:
     """Whether it is cut over `parts` ranks, but into fewer."""
-    return declaration.split is not None and declaration.copies(parts) > 1
+    return declaration.tp_dim is not None and declaration.copies(parts) > 1
 
 
-def _slots(
-    held: Sequence[Held], tensor: tuple[int, int], expert: tuple[int, int]
-) -> Iterator[Slot]:
+def _slots(held: Sequence[OwnedParameter], tensor: Share, expert: Share) -> Iterator[Slot]:
     start = 0
     for declaration, _, _ in held:
-        box = declaration.box(*tensor, expert)
+        box = declaration.box(tensor, expert)
         stop = start + prod(box.sizes)
         yield Slot(declaration, box, start, stop)
         start = stop
 
 
-def _merge(runs: Iterator[Run]) -> Iterator[Run]:
-    current: Run | None = None
-    for run in runs:
-        if current and current.stop == run.start and current.decays == run.decays:
-            current = current._replace(stop=run.stop)
+def _merge(ranges: Iterator[Range]) -> Iterator[Range]:
+    current: Range | None = None
+    for found in ranges:
+        if current and current.stop == found.start and current.decays == found.decays:
+            current = current._replace(stop=found.stop)
             continue
         if current:
             yield current
-        current = run
+        current = found
     if current:
         yield current

@@ -4,8 +4,8 @@ The stage before waits for the gradient of a product's input, but nobody for tha
 So a schedule may split a backward into I, which goes through the layers, and W, which makes up
 for the weights whenever the rank would idle (Qi et al. 2024, arXiv:2401.10241, section 2).
 
-A layer hands the gradients of its weights over as `Work`. Whether that is done at once or kept
-for W is decided in this file alone.
+A layer hands the gradients of its weights over as `GradientWork`. Whether that is done at once or
+deferred to W is decided in this file alone.
 """
 
 from collections import Counter, deque
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 
-class Work(Protocol):
+class GradientWork(Protocol):
     """What is left to do for the gradients of a few weights, with the tensors that it takes."""
 
     @property
@@ -41,7 +41,7 @@ class Owner(Protocol):
         """Note that this backward needs nothing more of parameter `index`."""
 
 
-class Found:
+class ReadyGradient:
     """Work that is done: the gradient of a vector, which I finds on its way."""
 
     def __init__(self, weight: Tensor, grad: Tensor) -> None:
@@ -55,15 +55,15 @@ class Found:
         return (self._grad,)
 
 
-Kept = deque[Work]
+Deferred = deque[GradientWork]
 
 
 class WeightGradients:
-    """Does the work of one stage's weights at once, or keeps it while a backward says so."""
+    """Does the work of one stage's weights at once, or defers it while a backward says so."""
 
     def __init__(self) -> None:
         self._owners: dict[Tensor, tuple[Owner, int]] = {}
-        self._kept: Kept | None = None
+        self._deferred: Deferred | None = None
 
     def adopt(self, owner: Owner, parameters: Sequence[Tensor]) -> None:
         """Let `owner` accumulate the gradients of these parameters."""
@@ -71,46 +71,46 @@ class WeightGradients:
             self._owners[parameter] = owner, index
 
     @property
-    def keeps(self) -> bool:
-        """Whether work is kept: the backward is an I."""
-        return self._kept is not None
+    def defers(self) -> bool:
+        """Whether work is deferred: the backward is an I."""
+        return self._deferred is not None
 
-    def start(self, work: Work) -> None:
-        """Send off the messages of some work, unless it will be kept."""
-        if self._kept is None:
+    def start(self, work: GradientWork) -> None:
+        """Send off the messages of some work, unless it will be deferred."""
+        if self._deferred is None:
             work.start()
 
-    def finish(self, work: Work) -> tuple[Tensor | None, ...]:
-        """Do some work, or keep it. Called when nothing more is done with the weights themselves.
+    def finish(self, work: GradientWork) -> tuple[Tensor | None, ...]:
+        """Do some work, or defer it. Called when nothing more is done with the weights themselves.
 
         Returns:
             What autograd's backward returns for the weights: their gradients, or None for each.
         """
-        if self._kept is None:
+        if self._deferred is None:
             return work.finish()
-        self._kept.append(work)
+        self._deferred.append(work)
         for weight in work.weights:
             owner, index = self._owners[weight]
             owner.passed(index)
         return (None,) * len(work.weights)
 
     @contextmanager
-    def keeping(self) -> Iterator[Kept]:
-        """Inside, work is kept in the queue that this yields: the backward is an I."""
-        self._kept = Kept()
+    def deferring(self) -> Iterator[Deferred]:
+        """Inside, work is deferred to the queue that this yields: the backward is an I."""
+        self._deferred = Deferred()
         try:
-            yield self._kept
+            yield self._deferred
         finally:
-            self._kept = None
+            self._deferred = None
 
-    def do(self, kept: Kept) -> None:
-        """Do what an I has kept, in its order: this is the W. The queue is empty afterwards.
+    def do(self, deferred: Deferred) -> None:
+        """Do what an I has deferred, in its order: this is the W. The queue is empty afterwards.
 
         The messages of the next work travel while this one is computed.
         """
-        left = Counter(weight for work in kept for weight in work.weights)
+        left = Counter(weight for work in deferred for weight in work.weights)
         with torch.no_grad():
-            for work in _started_ahead(kept):
+            for work in _started_ahead(deferred):
                 for weight, grad in zip(work.weights, work.finish(), strict=True):
                     owner, index = self._owners[weight]
                     owner.accumulate(index, grad)
@@ -119,12 +119,12 @@ class WeightGradients:
                         owner.passed(index)
 
 
-def _started_ahead(kept: Kept) -> Iterator[Work]:
+def _started_ahead(deferred: Deferred) -> Iterator[GradientWork]:
     """Take work from the queue, the next already started."""
-    if kept:
-        kept[0].start()
-    while kept:
-        work = kept.popleft()
-        if kept:
-            kept[0].start()
+    if deferred:
+        deferred[0].start()
+    while deferred:
+        work = deferred.popleft()
+        if deferred:
+            deferred[0].start()
         yield work

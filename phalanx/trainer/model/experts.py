@@ -9,6 +9,7 @@ s/t and f/t where a rank holds only its part.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -17,11 +18,11 @@ from torch import Tensor, nn
 
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe
-from phalanx.trainer.engine.saved import Saved
+from phalanx.trainer.engine.saved import SavedTensors
 from phalanx.trainer.engine.weight_gradients import WeightGradients
 from phalanx.trainer.model.batch import MicroBatch
 from phalanx.trainer.model.layers import Projection, swiglu
-from phalanx.trainer.model.parameters import Declared, Start
+from phalanx.trainer.model.parameters import Declared, Init
 from phalanx.trainer.ops.autograd import apply
 from phalanx.trainer.ops.kernels import grouped_outer, grouped_times, widened
 from phalanx.trainer.parallel.expert import ExpertParallel
@@ -51,6 +52,7 @@ class Router(Declared):
 
     Attributes:
         bias: fp64 [E], added to affinities where experts are chosen and nowhere else.
+        watch: is told whom a micro-batch chose: int64 [s, b, K].
     """
 
     weight: nn.Parameter
@@ -59,27 +61,33 @@ class Router(Declared):
         super().__init__(prefix)
         self.shape, self.recipe, self.gradients = shape, recipe, tp.gradients
         self.share = recipe.balance_loss / recipe.batch / tp.group.size
-        partial = tp.group.size > 1
-        self.declare("weight", (shape.experts, shape.hidden), partial=partial)
+        needs_tp_reduce = tp.group.size > 1
+        self.declare("weight", (shape.experts, shape.hidden), needs_tp_reduce=needs_tp_reduce)
         self.bias = torch.zeros(shape.experts, dtype=torch.float64)
+        self.watch: Callable[[MicroBatch, Tensor], None] = lambda *_: None
         self._seen = torch.zeros(shape.experts + 1, dtype=torch.float64)
 
     def forward(self, x: Tensor, batch: MicroBatch) -> Routing:
-        """Route [s, b, h]."""
+        """Route [s, b, h]; where nothing is learned no expert is full, and no loss balances."""
+        learns = torch.is_grad_enabled()
+        capacity = self.recipe.capacity if learns else 0.0
+        share = self.share * batch.loss_scale if learns else 0.0
         logits = cast(Tensor, apply(_WideProduct, self.gradients, x, self.weight))
         affinities = self._affinities(logits)
         with torch.no_grad():
             chosen = self._choose(affinities)
+            self.watch(batch, chosen)
             visits = torch.zeros_like(affinities).scatter_(-1, chosen, 1.0)
             visits *= (batch.places < batch.seq)[:, None, None]
-            so_far, total = self._sums(visits, batch)
-            kept = self._kept(visits, so_far, batch)
+            so_far, total = visits, visits
+            if share or capacity:
+                so_far, total = batch.context.sums(visits, "expert visits")
+            kept = self._kept(visits, so_far, capacity, batch)
         weights = affinities.gather(-1, chosen)
         if self.shape.normalised:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
         if self.shape.routed_scale != 1.0:
             weights = weights * self.shape.routed_scale
-        share = self.share * batch.loss_scale
         loss = self._balance(affinities, total, batch) if share else None
         routing = Routing(chosen, weights, None if kept is None else kept.gather(-1, chosen))
         counts = _counts(visits, kept)
@@ -112,21 +120,17 @@ class Router(Declared):
             scores = grouped.where(stays.unsqueeze(-1), -torch.inf).flatten(-2)
         return _first(scores, self.shape.top_k)
 
-    def _sums(self, visits: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Visits of each expert up to each token, and by its whole sequence, where that matters."""
-        if not self.share and not self.recipe.capacity:
-            return visits, visits
-        return batch.context.sums(visits, "expert visits")
-
-    def _kept(self, visits: Tensor, so_far: Tensor, batch: MicroBatch) -> Tensor | None:
+    def _kept(
+        self, visits: Tensor, so_far: Tensor, capacity: float, batch: MicroBatch
+    ) -> Tensor | None:
         """Which visits happen: of real tokens, and the first of a sequence that fit an expert.
 
         Each sequence has places of its own, so that what is dropped does not depend on how the
         batch is cut; Lepikhin et al. 2020 (arXiv:2006.16668), section 2.2, call it a group.
         """
-        if self.recipe.capacity:
+        if capacity:
             even = batch.seq * self.shape.top_k / self.shape.experts
-            return visits.bool() & (so_far <= math.ceil(self.recipe.capacity * even))
+            return visits.bool() & (so_far <= math.ceil(capacity * even))
         padded = len(visits) * batch.context.group.size > batch.seq
         return visits.bool() if padded else None
 
@@ -209,16 +213,16 @@ class _Learn(torch.autograd.Function):
         return grads[0], loss, None, None, None
 
 
-class Stack(Declared):
+class ExpertMatrices(Declared):
     """One matrix [n_out, n_in] for each expert, each cut by columns or rows over tp."""
 
     weight: nn.Parameter
 
-    def __init__(self, prefix: str, experts: int, sizes: tuple[int, int], start: Start) -> None:
+    def __init__(self, prefix: str, experts: int, sizes: tuple[int, int], init: Init) -> None:
         super().__init__(prefix)
         n_in, n_out = sizes
-        split = 2 if start == "residual" else 1
-        self.declare("weight", (experts, n_out, n_in), split=split, spread=0, start=start)
+        tp_dim = 2 if init == "residual" else 1
+        self.declare("weight", (experts, n_out, n_in), tp_dim=tp_dim, expert_dim=0, init=init)
 
 
 class RoutedExperts(nn.Module):
@@ -232,11 +236,11 @@ class RoutedExperts(nn.Module):
         self.experts = shape.experts
         E, h, f = shape.experts, shape.hidden, shape.expert_width
         gated = shape.activation == "swiglu"
-        self.gate = Stack(f"{prefix}.gate", E, (h, f), "normal") if gated else None
-        self.up = Stack(f"{prefix}.up", E, (h, f), "normal")
-        self.down = Stack(f"{prefix}.down", E, (f, h), "residual")
+        self.gate = ExpertMatrices(f"{prefix}.gate", E, (h, f), "normal") if gated else None
+        self.up = ExpertMatrices(f"{prefix}.up", E, (h, f), "normal")
+        self.down = ExpertMatrices(f"{prefix}.down", E, (f, h), "residual")
 
-    def forward(self, x: Tensor, routing: Routing, saved: Saved) -> Tensor:
+    def forward(self, x: Tensor, routing: Routing, saved: SavedTensors) -> Tensor:
         """[s, b, h] to this tensor-parallel rank's part of the sum, [s, b, h]."""
         plan = self.ep.plan(routing.chosen, routing.kept, self.experts)
         rows = self.ep.dispatch(x, plan)
@@ -246,7 +250,9 @@ class RoutedExperts(nn.Module):
         (y,) = self._products(y, plan.counts, self.down)
         return self.ep.combine(y, routing.weights, plan)
 
-    def _products(self, rows: Tensor, counts: list[int], *stacks: Stack) -> tuple[Tensor, ...]:
+    def _products(
+        self, rows: Tensor, counts: list[int], *stacks: ExpertMatrices
+    ) -> tuple[Tensor, ...]:
         weights = [stack.weight for stack in stacks]
         return cast(tuple[Tensor, ...], apply(_Grouped, self.gradients, counts, rows, *weights))
 
@@ -301,7 +307,7 @@ class SharedExperts(nn.Module):
         self.up = Projection(f"{prefix}.up", (h, f), "out", tp)
         self.down = Projection(f"{prefix}.down", (f, h), "in", tp)
 
-    def forward(self, x: Tensor, saved: Saved) -> Tensor:
+    def forward(self, x: Tensor, saved: SavedTensors) -> Tensor:
         """[s, b, h] to this tensor-parallel rank's part of the sum, [s, b, h]."""
         wide = saved.run("mlp", self._widen, x)
         (y,) = saved.run("activation", activate, *wide)
@@ -334,7 +340,7 @@ class Experts(nn.Module):
         ep: ExpertParallel,
     ) -> None:
         super().__init__()
-        self.tp, self.saved = tp, Saved()
+        self.tp, self.saved = tp, SavedTensors()
         self.router = Router(f"{prefix}.router", shape, recipe, tp)
         self.routed = RoutedExperts(f"{prefix}.experts", shape, ep, tp.gradients)
         shared = SharedExperts(f"{prefix}.shared", shape, tp) if shape.shared_experts else None

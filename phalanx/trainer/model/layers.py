@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from phalanx.core.model import ModelShape
 from phalanx.trainer.model.batch import MicroBatch
-from phalanx.trainer.model.parameters import Declared, Start, key_of, uniform_at
+from phalanx.trainer.model.parameters import Declared, key_of, uniform_at
 from phalanx.trainer.ops.autograd import apply
-from phalanx.trainer.ops.kernels import rms_norm
+from phalanx.trainer.ops.kernels import layer_norm, rms_norm
 from phalanx.trainer.parallel.tensor import TensorParallel
-from phalanx.trainer.precision.product import Cut
+from phalanx.trainer.precision.product import MatrixCut
 
 
 class Projection(Declared):
@@ -27,11 +27,11 @@ class Projection(Declared):
         self,
         prefix: str,
         sizes: tuple[int, int],
-        cut: Cut,
+        cut: MatrixCut,
         tp: TensorParallel,
         *,
         bias: bool = False,
-        pieces: int = 0,
+        tp_limit: int = 0,
     ) -> None:
         """Declare it.
 
@@ -41,23 +41,26 @@ class Projection(Declared):
             cut: which dim tp divides.
             tp: the ranks.
             bias: whether it carries one.
-            pieces: into how many parts it can be cut; 0 sets no limit.
+            tp_limit: into how many parts it can be cut; 0 sets no limit.
         """
         super().__init__(prefix)
         self.product = tp.products(prefix, cut)
         n_in, n_out = sizes
-        start: Start = "residual" if cut == "in" else "normal"
-        split = {"out": 0, "in": 1, "whole": None}[cut]
-        partial = cut == "whole" and tp.sequence
-        shape = (n_out, n_in)
-        self.declare("weight", shape, split=split, pieces=pieces, partial=partial, start=start)
+        self.declare(
+            "weight",
+            (n_out, n_in),
+            tp_dim={"out": 0, "in": 1, "whole": None}[cut],
+            tp_limit=tp_limit,
+            needs_tp_reduce=cut == "whole" and tp.sequence,
+            init="residual" if cut == "in" else "normal",
+        )
         self.bias: nn.Parameter | None
         if not bias:
             self.bias = None
         elif cut == "out":
-            self.declare("bias", (n_out,), split=0, pieces=pieces, start="zeros")
+            self.declare("bias", (n_out,), tp_dim=0, tp_limit=tp_limit, init="zeros")
         else:
-            self.declare("bias", (n_out,), partial=tp.sequence, start="zeros")
+            self.declare("bias", (n_out,), needs_tp_reduce=tp.sequence, init="zeros")
 
 
 class RMSNorm(Declared):
@@ -65,18 +68,18 @@ class RMSNorm(Declared):
 
     weight: nn.Parameter
 
-    def __init__(self, prefix: str, width: int, eps: float, *, partial: bool) -> None:
+    def __init__(self, prefix: str, width: int, eps: float, *, needs_tp_reduce: bool) -> None:
         """Declare one scale for each of `width` channels.
 
         Args:
             prefix: of its global name.
             width: n, of the last dim of what is normalized.
             eps: added to the mean square.
-            partial: this rank normalizes only a part of the sequence, or of the heads.
+            needs_tp_reduce: this rank normalizes only a part of the sequence, or of the heads.
         """
         super().__init__(prefix)
         self.eps = eps
-        self.declare("weight", (width,), partial=partial, start="ones")
+        self.declare("weight", (width,), needs_tp_reduce=needs_tp_reduce, init="ones")
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize [..., n] along n."""
@@ -92,19 +95,19 @@ class LayerNorm(Declared):
     def __init__(self, prefix: str, shape: ModelShape, tp: TensorParallel) -> None:
         super().__init__(prefix)
         self.eps = shape.norm_eps
-        self.declare("weight", (shape.hidden,), partial=tp.sequence, start="ones")
-        self.declare("bias", (shape.hidden,), partial=tp.sequence, start="zeros")
+        self.declare("weight", (shape.hidden,), needs_tp_reduce=tp.sequence, init="ones")
+        self.declare("bias", (shape.hidden,), needs_tp_reduce=tp.sequence, init="zeros")
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize [s/t, b, h] along h."""
-        return F.layer_norm(x, (x.shape[-1],), self.weight, self.bias, self.eps)
+        return layer_norm(x, self.weight, self.bias, self.eps)
 
 
 def norm_layer(prefix: str, shape: ModelShape, tp: TensorParallel) -> RMSNorm | LayerNorm:
     """The normalization that the model's family uses."""
     if shape.norm == "layernorm":
         return LayerNorm(prefix, shape, tp)
-    return RMSNorm(prefix, shape.hidden, shape.norm_eps, partial=tp.sequence)
+    return RMSNorm(prefix, shape.hidden, shape.norm_eps, needs_tp_reduce=tp.sequence)
 
 
 def head_norm(prefix: str, shape: ModelShape) -> RMSNorm:
@@ -114,7 +117,7 @@ def head_norm(prefix: str, shape: ModelShape) -> RMSNorm:
     Sources: Dehghani et al. 2023 (arXiv:2302.05442), section 2.1; Qwen3 (arXiv:2505.09388),
     section 2.
     """
-    return RMSNorm(prefix, shape.head_dim, shape.norm_eps, partial=True)
+    return RMSNorm(prefix, shape.head_dim, shape.norm_eps, needs_tp_reduce=True)
 
 
 def rotary_angles(

@@ -1,4 +1,4 @@
-"""How a parameter is declared: its global name, its shape, how it is cut, how it starts.
+"""How a parameter is declared: its global name, its shape, how it is cut, how it is initialised.
 
 Everything else about a parameter follows from its declaration: which part of the global tensor a
 rank holds, who reduces its gradient, whether it decays, its name in a checkpoint.
@@ -15,7 +15,23 @@ from torch import Tensor, nn
 
 from phalanx.core.layout import share
 
-Start = Literal["normal", "residual", "ones", "zeros"]
+Init = Literal["normal", "residual", "ones", "zeros"]
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which of so many equal parts is a rank's.
+
+    Attributes:
+        parts: how many there are, one for each rank of a group.
+        index: of this one.
+    """
+
+    parts: int
+    index: int
+
+
+WHOLE = Share(1, 0)
 
 
 class Box(NamedTuple):
@@ -32,22 +48,22 @@ class Declaration:
     Attributes:
         name: unique in the model, the same under every layout.
         shape: of the whole tensor.
-        split: the dim that tensor parallelism cuts, or None where every rank holds all of it.
-        pieces: into how many parts `split` can be cut; of more ranks, neighbours hold the same
+        tp_dim: the dim that tensor parallelism cuts, or None where every rank holds all of it.
+        tp_limit: into how many parts `tp_dim` can be cut; of more ranks, neighbours hold the same
             part, and the gradient of one is a part of their sum. 0 sets no limit.
-        spread: the dim that expert parallelism cuts, or None; experts are counted along it.
-        partial: held whole but applied to a part of the activations, so that its gradient on
-            one rank is only a part of the sum.
-        start: distribution of the initial values.
+        expert_dim: the dim that expert parallelism cuts, or None; experts are counted along it.
+        needs_tp_reduce: held whole but applied to a part of the activations, so that its gradient
+            on one rank is only a part of the sum.
+        init: distribution of the initial values.
     """
 
     name: str
     shape: tuple[int, ...]
-    split: int | None = None
-    pieces: int = 0
-    spread: int | None = None
-    partial: bool = False
-    start: Start = "normal"
+    tp_dim: int | None = None
+    tp_limit: int = 0
+    expert_dim: int | None = None
+    needs_tp_reduce: bool = False
+    init: Init = "normal"
 
     @property
     def decays(self) -> bool:
@@ -56,31 +72,29 @@ class Declaration:
 
     def copies(self, parts: int) -> int:
         """How many neighbours among `parts` tensor-parallel ranks hold the same of it."""
-        if self.split is None:
+        if self.tp_dim is None:
             return parts
-        return max(parts // self.pieces, 1) if self.pieces else 1
+        return max(parts // self.tp_limit, 1) if self.tp_limit else 1
 
-    def box(self, parts: int, index: int, ep: tuple[int, int] = (1, 0)) -> Box:
-        """What tensor-parallel rank `index` of `parts` holds, at `ep`: size and index along ep."""
+    def box(self, tensor: Share = WHOLE, expert: Share = WHOLE) -> Box:
+        """What a rank holds, by its share along tp and along ep."""
         offsets, sizes = [0] * len(self.shape), list(self.shape)
-        copies = self.copies(parts)
-        for dim, part in (
-            (self.split, (parts // copies, index // copies)),
-            (self.spread, ep),
-        ):
+        copies = self.copies(tensor.parts)
+        among = Share(tensor.parts // copies, tensor.index // copies)
+        for dim, mine in ((self.tp_dim, among), (self.expert_dim, expert)):
             if dim is not None:
-                offsets[dim], sizes[dim] = share(self.shape[dim], *part)
+                offsets[dim], sizes[dim] = share(self.shape[dim], mine.parts, mine.index)
         return Box(tuple(offsets), tuple(sizes))
 
 
 class How(TypedDict, total=False):
     """What a declaration says besides name and shape."""
 
-    split: int | None
-    pieces: int
-    spread: int | None
-    partial: bool
-    start: Start
+    tp_dim: int | None
+    tp_limit: int
+    expert_dim: int | None
+    needs_tp_reduce: bool
+    init: Init
 
 
 class Declared(nn.Module):
@@ -97,7 +111,7 @@ class Declared(nn.Module):
         self.register_parameter(name, nn.Parameter(torch.empty(0, device="meta")))
 
 
-class Held(NamedTuple):
+class OwnedParameter(NamedTuple):
     """A declaration and the module that uses the parameter."""
 
     declaration: Declaration
@@ -105,12 +119,12 @@ class Held(NamedTuple):
     attribute: str
 
 
-def declared_in(module: nn.Module) -> Iterator[Held]:
+def declared_in(module: nn.Module) -> Iterator[OwnedParameter]:
     """Every parameter declared in `module` and below, in order of definition."""
     for owner in module.modules():
         if isinstance(owner, Declared):
             for attribute, declaration in owner.declarations.items():
-                yield Held(declaration, owner, attribute)
+                yield OwnedParameter(declaration, owner, attribute)
 
 
 def initial_values(declaration: Declaration, box: Box, recipe: "Initial") -> Tensor:
@@ -122,10 +136,10 @@ def initial_values(declaration: Declaration, box: Box, recipe: "Initial") -> Ten
     Returns:
         float32, shape `box.sizes`, on the CPU.
     """
-    if declaration.start in ("ones", "zeros"):
-        return torch.full(box.sizes, 1.0 if declaration.start == "ones" else 0.0)
+    if declaration.init in ("ones", "zeros"):
+        return torch.full(box.sizes, 1.0 if declaration.init == "ones" else 0.0)
     std = recipe.std
-    if declaration.start == "residual":
+    if declaration.init == "residual":
         std /= math.sqrt(2 * recipe.layers)
     uniform = uniform_values(f"{recipe.seed}/{declaration.name}", declaration.shape, box)
     normal: Tensor = torch.special.ndtri(uniform)

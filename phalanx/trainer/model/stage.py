@@ -1,6 +1,6 @@
 """One slice of the model: what a pipeline rank computes between two of its messages."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -10,16 +10,18 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from phalanx.core.run import Recipe, Run
-from phalanx.schedules.placement import placement
+from phalanx.schedules.layouts import layers_of_stages, placement
 from phalanx.trainer.engine.offload import HostBuffers, memory_of
-from phalanx.trainer.engine.saved import Saved
+from phalanx.trainer.engine.saved import SavedTensors
 from phalanx.trainer.engine.unit import Source, Unit
 from phalanx.trainer.engine.weight_gradients import WeightGradients
+from phalanx.trainer.engine.zero import ZeroPolicy
 from phalanx.trainer.model.batch import MicroBatch
 from phalanx.trainer.model.block import Block
-from phalanx.trainer.model.ends import Embedding, Head, Table
+from phalanx.trainer.model.ends import Embedding, EmbeddingTable, Head
 from phalanx.trainer.model.experts import Experts, Router
-from phalanx.trainer.model.parameters import Declaration, Held, declared_in
+from phalanx.trainer.model.parameters import Declaration, OwnedParameter, Share, declared_in
+from phalanx.trainer.parallel.comm import Group
 from phalanx.trainer.parallel.data import Reducer, ShardedUnit
 from phalanx.trainer.parallel.expert import ExpertParallel
 from phalanx.trainer.parallel.mesh import Mesh
@@ -27,7 +29,7 @@ from phalanx.trainer.parallel.tensor import TensorParallel
 from phalanx.trainer.precision.dtypes import Dtypes
 from phalanx.trainer.precision.product import Products
 
-Part = Embedding | Block | Head
+StagePart = Embedding | Block | Head
 
 
 @dataclass(frozen=True)
@@ -39,19 +41,19 @@ class Stage:
         parts: what is computed, in order.
         units: of each part, the parameters it needs.
         reducer: of the gradients that this stage makes.
-        gradients: does the work of its weights, or keeps it where backward is split.
-        recomputes: how many blocks run again together in backward, and keep only the input of the
+        gradients: does the work of its weights, or defers it where backward is split.
+        recomputes: how many blocks run again together in backward, and save only the input of the
             first; 0 runs none.
-        saved: decides what else is kept for backward.
+        saved: decides what else is saved for backward.
     """
 
     index: int
-    parts: tuple[Part, ...]
+    parts: tuple[StagePart, ...]
     units: tuple[tuple[ShardedUnit, ...], ...]
     reducer: Reducer
     gradients: WeightGradients
     recomputes: int
-    saved: Saved
+    saved: SavedTensors
 
     @property
     def all_units(self) -> list[ShardedUnit]:
@@ -81,7 +83,7 @@ class Stage:
                 y = self._segment(segment, y, batch, logits=logits)
         if y is None:
             raise ValueError(f"stage {self.index} has no parts")
-        self.saved.let_go(x)
+        self.saved.free(x)
         return y
 
     def _segments(self) -> list[list[int]]:
@@ -164,7 +166,7 @@ class _Twice:
         return now(x)
 
 
-def _run(part: Part, x: Tensor | None, batch: MicroBatch, *, logits: bool) -> Tensor:
+def _run(part: StagePart, x: Tensor | None, batch: MicroBatch, *, logits: bool) -> Tensor:
     if isinstance(part, Embedding):
         return part.forward(batch)
     if x is None:
@@ -184,77 +186,76 @@ def build_stages(
     They come in the order of the layers, so that ranks with copies of the same stages have them
     in the same order, and a tied table is made where the model begins.
     """
-    layout, where = mesh.layout, placement(mesh.layout)
-    layers = layout.layers_of_stages(run.model.layers)
-    maker = _UnitMaker(run, mesh, precision, source)
-    host = HostBuffers(mesh.device) if layout.offload.activations else None
-    stages = {}
-    table: Table | None = None
-    for index in sorted(where.stages_of(mesh.at.pp), key=lambda stage: stage % where.depth):
-        copy, place = divmod(index, where.depth)
-        first = sum(layers[:place])
-        gradients = WeightGradients()
-        tp = TensorParallel(
-            mesh.tensor, sequence=layout.sequence_parallel, products=products, gradients=gradients
+    where = placement(mesh.layout)
+    builder = _StageBuilder(run, mesh, products, _UnitMaker(run, mesh, precision, source))
+    held = sorted(where.stages_of(mesh.at.pp), key=lambda stage: stage % where.depth)
+    return {index: builder.build(index) for index in held}
+
+
+class _StageBuilder:
+    """Builds the stages of one rank, one after the other."""
+
+    def __init__(self, run: Run, mesh: Mesh, products: Products, maker: "_UnitMaker") -> None:
+        self.run, self.mesh, self.products, self.maker = run, mesh, products, maker
+        self._depth = placement(mesh.layout).depth
+        self._layers = layers_of_stages(mesh.layout, run.model.layers)
+        offloads = mesh.layout.offload.activations
+        self._host = HostBuffers(mesh.device) if offloads else None
+        self._table: EmbeddingTable | None = (
+            None  # tied, and made for an earlier stage of this rank
         )
-        parts = _parts(
-            run, (tp, ExpertParallel(mesh.expert)), range(first, first + layers[place]), table
-        )
-        saved = Saved(layout.recompute.parts, host)
+
+    def build(self, index: int) -> Stage:
+        """Stage `index` of the schedule."""
+        copy, place = divmod(index, self._depth)
+        first = sum(self._layers[:place])
+        recompute, gradients = self.mesh.layout.recompute, WeightGradients()
+        parts = self._parts(range(first, first + self._layers[place]), gradients)
+        saved = SavedTensors(recompute.parts, self._host)
         for part in parts:
             if isinstance(part, Block):
-                part.keep(saved)
-        table = table or _tied_table(run, parts)
-        made_before = {unit for units in maker.made.values() for unit in units}
-        per_part = tuple(maker.of(part, copy) for part in parts)
-        unique = list(dict.fromkeys(unit for group in per_part for unit in group))
+                part.save_with(saved)
+        elsewhere = {unit for units in self.maker.made.values() for unit in units}
+        units = tuple(self.maker.of(part, copy) for part in parts)
+        unique = list(dict.fromkeys(unit for group in units for unit in group))
         for unit in unique:
             gradients.adopt(unit, unit.unit.parameters)
-            saved.leave(unit.unit.weights)
-        stages[index] = Stage(
+            saved.exclude(unit.unit.weights)
+        return Stage(
             index=index,
             parts=tuple(parts),
-            units=per_part,
-            reducer=Reducer(unique, elsewhere=made_before.intersection(unique)),
+            units=units,
+            reducer=Reducer(unique, elsewhere=elsewhere.intersection(unique)),
             gradients=gradients,
-            recomputes=layout.recompute.segment,
+            recomputes=recompute.segment,
             saved=saved,
         )
-    return stages
 
-
-def _tied_table(run: Run, parts: Sequence[Part]) -> Table | None:
-    """The table of tokens that the head of this rank shares, if it has both."""
-    embeddings = (part for part in parts if isinstance(part, Embedding))
-    return next((part.table for part in embeddings if run.model.tied), None)
-
-
-def _parts(
-    run: Run,
-    axes: tuple[TensorParallel, ExpertParallel],
-    layers: range,
-    table: Table | None,
-) -> Sequence[Part]:
-    """The embedding if the slice starts the model, its blocks, and the head if it ends it.
-
-    Args:
-        run: gives the sizes.
-        axes: along which these parts are cut.
-        layers: of the slice.
-        table: tied, and made for another stage of this rank.
-    """
-    tp, ep = axes
-    shape, recipe = run.model, run.recipe
-    parts: list[Part] = [Block(i, shape, recipe, tp, ep) for i in layers]
-    for block in parts:
-        if isinstance(block, Block) and run.layout.compile:
-            compile_block(block, recipe, whole=run.layout.cp == 1)
-    if layers.start == 0:
-        parts.insert(0, Embedding(shape, recipe, tp))
-        table = _tied_table(run, parts)
-    if layers.stop == shape.layers:
-        parts.append(Head(shape, recipe, tp, table, run.layout.logits))
-    return parts
+    def _parts(self, layers: range, gradients: WeightGradients) -> list[StagePart]:
+        """The embedding if the slice starts the model, its blocks, and the head if it ends it."""
+        run, mesh = self.run, self.mesh
+        shape, recipe, layout = run.model, run.recipe, mesh.layout
+        tp = TensorParallel(
+            mesh.tensor,
+            sequence=layout.sequence_parallel,
+            products=self.products,
+            gradients=gradients,
+        )
+        ep = ExpertParallel(mesh.expert)
+        blocks = [Block(i, shape, recipe, tp, ep) for i in layers]
+        if layout.compile:
+            for block in blocks:
+                compile_block(block, recipe, whole=layout.cp == 1)
+        parts: list[StagePart] = [*blocks]
+        table = self._table
+        if layers.start == 0:
+            embedding = Embedding(shape, recipe, tp)
+            parts.insert(0, embedding)
+            table = embedding.table if shape.tied else None
+            self._table = self._table or table
+        if layers.stop == shape.layers:
+            parts.append(Head(shape, recipe, tp, table, layout.logits))
+        return parts
 
 
 def compile_block(block: Block, recipe: Recipe, *, whole: bool) -> None:
@@ -278,12 +279,12 @@ class _UnitMaker:
     """Makes the units of a rank's parts; a tied table is one unit of two parts."""
 
     def __init__(self, run: Run, mesh: Mesh, precision: Dtypes, source: Source) -> None:
-        self.run, self.mesh, self.precision, self.source = run, mesh, precision, source
+        self.mesh, self.precision, self.source = mesh, precision, source
         self.memory = memory_of(mesh.layout, mesh.device, run.data.offload_folder)
         self.made: dict[nn.Module, list[ShardedUnit]] = {}
-        self.apart = run.model.tied and not placement(mesh.layout).ends_together
+        self._tied_apart = run.model.tied and not placement(mesh.layout).ends_together
 
-    def of(self, part: Part, copy: int) -> tuple[ShardedUnit, ...]:
+    def of(self, part: StagePart, copy: int) -> tuple[ShardedUnit, ...]:
         """The units of a part that belongs to this copy of the model."""
         modules: list[nn.Module] = [part]
         if isinstance(part, Embedding):
@@ -292,31 +293,28 @@ class _UnitMaker:
             modules = [part.norm, part.table]
         for module in modules:
             if module not in self.made:
-                second = copy > 0 or (
-                    self.apart and isinstance(part, Head) and module is part.table
-                )
+                tied_copy = self._tied_apart and isinstance(part, Head) and module is part.table
                 self.made[module] = [
-                    self._make(held, counted=not second) for held in _apart(declared_in(module))
+                    self._make(held, counted=copy == 0 and not tied_copy)
+                    for held in _shared_and_experts(declared_in(module))
                 ]
         return tuple(unit for module in modules for unit in self.made[module])
 
-    def _make(self, held: list[Held], *, counted: bool) -> ShardedUnit:
-        name = _unit_name(held[0].declaration)
-        layout, mesh = self.mesh.layout, self.mesh
-        sharded = layout.zero_stage >= 1
-        tied = self.apart and name == "embedding"
-        spread = held[0].declaration.spread is not None
-        copies = mesh.expert_copies if spread else mesh.copies
-        parts = copies.shard if sharded else copies.all
+    def _make(self, held: list[OwnedParameter], *, counted: bool) -> ShardedUnit:
+        name, mesh = _unit_name(held[0].declaration), self.mesh
+        partitions = ZeroPolicy.of(mesh.layout).partitions
+        of_experts = held[0].declaration.expert_dim is not None
+        copies = mesh.expert_copies if of_experts else mesh.copies
         unit = Unit(
             name=name,
             held=held,
-            tensor=(mesh.tensor.size, mesh.tensor.index),
-            parts=(parts.size, parts.index),
+            tensor=_share(mesh.tensor),
+            part=_share(copies.shard if partitions else copies.all),
             precision=self.precision,
-            expert=(mesh.expert.size, mesh.expert.index),
+            expert=_share(mesh.expert),
         )
-        unit.counted = counted and not (sharded and copies.replica.index)
+        unit.counted = counted and not (partitions and copies.replica.index)
+        tied = self._tied_apart and name == "embedding"
         made = ShardedUnit(unit, mesh, copies, self.memory, tied=tied)
         unit.fill(self.source)
         made.release(between_steps=True)
@@ -324,11 +322,16 @@ class _UnitMaker:
         return made
 
 
-def _apart(held: Iterable[Held]) -> list[list[Held]]:
+def _share(group: Group) -> Share:
+    """This rank's among the equal parts of what a group divides."""
+    return Share(group.size, group.index)
+
+
+def _shared_and_experts(held: Iterable[OwnedParameter]) -> list[list[OwnedParameter]]:
     """Parameters that all data-parallel ranks hold, and those of experts."""
-    groups: dict[bool, list[Held]] = {False: [], True: []}
+    groups: dict[bool, list[OwnedParameter]] = {False: [], True: []}
     for one in held:
-        groups[one.declaration.spread is not None].append(one)
+        groups[one.declaration.expert_dim is not None].append(one)
     return [group for group in groups.values() if group]
 
 
@@ -337,4 +340,4 @@ def _unit_name(declaration: Declaration) -> str:
     words = declaration.name.split(".")
     if words[0] != "blocks":
         return words[0]
-    return ".".join(words[:2] if declaration.spread is None else words[:3])
+    return ".".join(words[:2] if declaration.expert_dim is None else words[:3])

@@ -1,1 +1,1 @@
-"""One file per axis: how it is applied. Its twin in cost/axes says what it sends."""
+"""One file per axis: how it is applied. Its twin in cost/messages says what it sends."""

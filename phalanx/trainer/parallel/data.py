@@ -1,18 +1,8 @@
-"""Data parallelism and ZeRO: who keeps, gathers and reduces which part of a unit.
+"""Data parallelism: a unit that ranks keep, gather and reduce as their ZeRO policy says.
 
-The four stages are four policies of one engine (Rajbhandari et al. 2019, arXiv:1910.02054):
-
-    stage  keeps whole              keeps its part of        gradients are reduced
-    0      weights, grads, state    -                        once a step, all-reduce
-    1      weights, grads           state                    once a step, reduce-scatter
-    2      weights                  state, grads             every micro-batch, reduce-scatter
-    3      -                        state, grads, weights    every micro-batch, reduce-scatter
-
-A unit whose state lives on the host hands its part of the gradient over as soon as it is reduced;
-weights that live in files are gathered before each use, as those of stage 3 are.
-
-Under HSDP the parts are divided among `shard` ranks, and reduced once more over the copies
-(Zhao et al. 2023, arXiv:2304.11277, section 3.2.2). Its cost twin is phalanx/cost/axes/data.py.
+The policies are in `trainer/engine/zero.py`. Under HSDP the parts are divided among `shard` ranks,
+and reduced once more over the copies (Zhao et al. 2023, arXiv:2304.11277, section 3.2.2). Its cost
+twin is phalanx/cost/messages/data.py.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -22,16 +12,22 @@ from torch import Tensor
 
 from phalanx.trainer.engine.offload import Memory, OnDevice
 from phalanx.trainer.engine.unit import Unit
-from phalanx.trainer.engine.weight_gradients import Found, Kept
+from phalanx.trainer.engine.weight_gradients import Deferred, ReadyGradient
+from phalanx.trainer.engine.zero import ZeroPolicy
 from phalanx.trainer.parallel.comm import Pending
 from phalanx.trainer.parallel.mesh import Copies, Mesh
 
 
 class ShardedUnit:
-    """One unit, kept as the layout's ZeRO stage says.
+    """One unit, kept as a ZeRO policy says.
 
     Attributes:
         unit: the flat vector.
+        mesh: the groups.
+        copies: the ranks that hold the same parameters.
+        policy: what is retained, and when it is reduced and gathered.
+        memory: where master weights and reduced gradients live.
+        tied: whether the same weights also live on the other end of the pipeline.
         on_complete: called when the current backward has passed every parameter of the unit.
     """
 
@@ -42,28 +38,22 @@ class ShardedUnit:
 
         Args:
             unit: laid out, without memory.
-            mesh: the groups.
+            mesh: the groups; its layout says the policy.
             copies: the ranks that hold the same parameters.
             memory: where master weights and reduced gradients live; by default on the device.
             tied: the same weights also live on the other end of the pipeline.
         """
         self.unit, self.mesh, self.copies, self.tied = unit, mesh, copies, tied
-        self.memory, stage = memory or OnDevice(mesh.device), mesh.layout.zero_stage
-        self.apart = mesh.layout.offload.state
-        self.sharded, self.frees_grads = stage >= 1, stage >= 2 or self.apart
-        self.frees_weights = stage >= 3 or mesh.layout.offload.nvme
-        if unit.shared_stop > unit.partial_stop and mesh.heads.size == 1:
+        self.policy = ZeroPolicy.of(mesh.layout)
+        self.memory = memory or OnDevice(mesh.device)
+        if unit.shared_stop > unit.tp_reduce_stop and mesh.kv_replicas.size == 1:
             raise ValueError(f"{unit.name} has shared heads; build_mesh needs model.kv_heads")
-        unit.allocate(
-            mesh.device,
-            self.memory,
-            sharded=self.sharded,
-            separate=self.frees_weights or self.apart,
-        )
+        unit.allocate(mesh.device, self.policy, self.memory)
         unit.on_gradient(self._arrive)
-        self._whole_grad = torch.empty(0) if self.sharded or self.apart else unit.grad
+        in_place = not self.policy.partitions and not self.policy.offloads_state
+        self._whole_grad = unit.grad if in_place else torch.empty(0)
         self._passed: set[int] = set()
-        self._kept: Kept | None = None
+        self._deferred: Deferred | None = None
         self._filled: set[int] = set()
         self._reducing: tuple[Pending, Tensor] | None = None
         self._reduced_before = False
@@ -96,11 +86,12 @@ class ShardedUnit:
         self._present = True
 
     def release(self, *, between_steps: bool = False) -> None:
-        """Let go of the whole weights under stage 3; they are gathered again when needed.
+        """Free the whole weights, if they are not retained; they are gathered again when needed.
 
         Without `reshard` that waits until the step is over.
         """
-        if not (self.frees_weights and (between_steps or self.mesh.layout.reshard)):
+        policy = self.policy
+        if policy.retains_weights or (policy.retains_until_step_ends and not between_steps):
             return
         if self._gathering is not None:
             self._gathering.wait()
@@ -108,26 +99,29 @@ class ShardedUnit:
         self.unit.weights.untyped_storage().resize_(0)
         self._present = False
 
-    def publish(self) -> None:
-        """After the optimizer moved this rank's part: make the new weights known to all."""
+    def all_gather_weights(self) -> None:
+        """After the optimizer moved this rank's part: have the new weights on all ranks.
+
+        Where weights are not retained, that waits until they are used.
+        """
         unit = self.unit
-        if self.frees_weights:
+        if not self.policy.retains_weights:
             self.release(between_steps=True)
             return
         mine = unit.weights[unit.low : unit.high]
         if mine.data_ptr() != unit.master.data_ptr():
             mine.copy_(unit.master)
-        if self.sharded:
+        if self.policy.partitions:
             self._gathering = self.copies.shard.all_gather(unit.weights, mine, "weights")
 
     # Gradients
 
     def _arrive(self, index: int, grad: Tensor) -> None:
         """Take a gradient from autograd: into the whole vector, or to what W will do."""
-        if self._kept is None:
+        if self._deferred is None:
             self.accumulate(index, grad)
         else:
-            self._kept.append(Found(self.unit.parameters[index], grad))
+            self._deferred.append(ReadyGradient(self.unit.parameters[index], grad))
         self.passed(index)
 
     def accumulate(self, index: int, grad: Tensor) -> None:
@@ -153,36 +147,34 @@ class ShardedUnit:
         slot = self.unit.slots[index]
         return self._whole_grad[slot.start : slot.stop]
 
-    def begin_backward(self, kept: Kept | None) -> None:
-        """Forget what the previous backward passed; keep gradients in `kept`, if there is one."""
+    def begin_backward(self, deferred: Deferred | None) -> None:
+        """Forget what the previous backward passed; gradients go to `deferred`, if there is one."""
         self._passed.clear()
-        self._kept = kept
+        self._deferred = deferred
+
+    def overwrite(self) -> None:
+        """Let the next gradients take the place of what has accumulated."""
+        self._filled.clear()
 
     def reduce(self) -> None:
         """Start to add up what has accumulated, over tensor- and data-parallel ranks."""
         self._fill_missing()
         whole = self._whole_grad
-        partial = whole[: self.unit.partial_stop]
+        partial = whole[: self.unit.tp_reduce_stop]
         if partial.numel():
             self.mesh.tensor.all_reduce(partial, "partial gradients").wait()
-        shared = whole[self.unit.partial_stop : self.unit.shared_stop]
+        shared = whole[self.unit.tp_reduce_stop : self.unit.shared_stop]
         if shared.numel():
-            self.mesh.heads.all_reduce(shared, "shared gradients").wait()
-        if not self.sharded:
+            self.mesh.kv_replicas.all_reduce(shared, "shared gradients").wait()
+        if not self.policy.partitions:
             self._reducing = self.copies.all.all_reduce(whole, "gradients"), whole
-            self._forget()
-            return
-        part = self.unit.grad
-        if self._reduced_before or self.apart:
-            part = whole.new_empty(part.shape)
-        pending = self.copies.shard.reduce_scatter(part, whole, "gradients")
-        self._reducing = pending, part
-        self._forget()
-
-    def _forget(self) -> None:
-        """What has accumulated is on its way."""
-        self._filled.clear()
-        if self.frees_grads:
+        else:
+            part = self.unit.grad
+            if self._reduced_before or self.policy.offloads_state:
+                part = whole.new_empty(part.shape)
+            self._reducing = self.copies.shard.reduce_scatter(part, whole, "gradients"), part
+        self.overwrite()
+        if not self.policy.retains_gradients:
             self._whole_grad = torch.empty(0)
 
     def _fill_missing(self) -> None:
@@ -196,20 +188,20 @@ class ShardedUnit:
                 self._place(index).zero_()
         self._whole_grad[self.unit.slots[-1].stop :].zero_()
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Finish the reduction under way, and add it to this rank's part."""
         if self._reducing is None:
             return
         pending, part = self._reducing
         pending.wait()
-        if self.apart:
-            self._hand_over(part)
-        elif self.sharded and self._reduced_before:
+        if self.policy.offloads_state:
+            self._offload(part)
+        elif self.policy.partitions and self._reduced_before:
             self.unit.grad.add_(part)
         self._reduced_before = True
         self._reducing = None
 
-    def _hand_over(self, part: Tensor) -> None:
+    def _offload(self, part: Tensor) -> None:
         """Give this rank's part of the gradient to the memory where the update is made."""
         if self._reduced_before:
             self.unit.grad.add_(part.to(self.unit.grad.device))
@@ -218,13 +210,15 @@ class ShardedUnit:
         self.memory.rest(self.unit.grad)
 
     def finish(self) -> None:
-        """Make `unit.grad` the gradient of the whole batch."""
-        self.settle()
-        more = [(self.mesh.twins, "gradients both ways")]
-        if self.sharded:
+        """Make `unit.grad` the gradient of the whole batch; nothing where it is so already."""
+        self.wait()
+        if not self._reduced_before:
+            return
+        more = [(self.mesh.pipeline_replicas, "gradients both ways")]
+        if self.policy.partitions:
             more.insert(0, (self.copies.replica, "gradients of copies"))
         if self.tied:
-            more.append((self.mesh.ends, "tied embedding"))
+            more.append((self.mesh.embedding_group, "tied embedding"))
         more = [(group, purpose) for group, purpose in more if group.size > 1]
         if more:
             grad = self.memory.load(self.unit.grad, self.unit.grad.dtype)
@@ -233,7 +227,7 @@ class ShardedUnit:
             if grad is not self.unit.grad:
                 self.unit.grad.copy_(grad)
         self._reduced_before = False
-        if not self.mesh.layout.reshard:
+        if self.policy.retains_until_step_ends:
             self.release(between_steps=True)
 
     def gradients(self) -> Iterator[Tensor]:
@@ -260,20 +254,20 @@ class Reducer:
         """
         self._order = list(reversed(units))
         self._elsewhere = frozenset(elsewhere)
-        self._armed = False
+        self._enabled = False
         self._next = 0
         self._in_flight: ShardedUnit | None = None
 
-    def arm(self) -> None:
+    def enable(self) -> None:
         """From here on, what a backward leaves is final: reduce each unit as it completes."""
-        self._armed = True
+        self._enabled = True
 
-    def begin_backward(self, kept: Kept | None = None) -> None:
+    def begin_backward(self, deferred: Deferred | None = None) -> None:
         """Start a backward pass of the stage, or the half of it whose work W will do."""
         self._next = 0
         for unit in self._order:
             unit.on_complete = self._poll
-            unit.begin_backward(kept)
+            unit.begin_backward(deferred)
 
     def _poll(self) -> None:
         """Reduce the units whose turn has come."""
@@ -284,15 +278,15 @@ class Reducer:
         """Reduce what is left, such as units that no gradient reached."""
         while self._next < len(self._order):
             self._advance()
-        self._armed = False
+        self._enabled = False
 
     def _advance(self) -> None:
         unit = self._order[self._next]
         self._next += 1
-        if self._armed and unit not in self._elsewhere:
-            if unit.frees_grads and self._in_flight is not None:
-                self._in_flight.settle()
-            unit.settle()
+        if self._enabled and unit not in self._elsewhere:
+            if not unit.policy.retains_gradients and self._in_flight is not None:
+                self._in_flight.wait()  # so that no more than two whole gradients are alive
+            unit.wait()
             unit.reduce()
             self._in_flight = unit
         unit.release()

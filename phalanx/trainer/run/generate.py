@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from phalanx.trainer.engine.step import Engine
+from phalanx.trainer.engine.engine import Engine
 from phalanx.trainer.model.batch import MicroBatch
 from phalanx.trainer.model.cache import KeyValueCache
 from phalanx.trainer.model.ends import Head
 from phalanx.trainer.model.loss import IGNORED
 from phalanx.trainer.model.parameters import key_of, uniform_at
-from phalanx.trainer.model.stage import Part
+from phalanx.trainer.model.stage import StagePart
 from phalanx.trainer.parallel.tensor import TensorParallel
 from phalanx.trainer.run.worker import StopSignal
 
@@ -31,8 +31,7 @@ def generate(
     """Sample `count` tokens after `prompt`; every rank calls it and returns the same.
 
     A token costs a pass over itself alone, while the text is no longer than the model's sequences:
-    keys and values are kept. Beyond, and where experts are full at some capacity, which depends on
-    the whole text, it costs one over all of the text that the model sees.
+    keys and values are kept. Beyond, it costs one over all of the text that the model sees.
 
     Args:
         engine: of this rank.
@@ -45,7 +44,7 @@ def generate(
     recipe = engine.run.recipe
     cache = KeyValueCache()
     for index in range(count):
-        if len(tokens) <= recipe.seq and not recipe.capacity:
+        if len(tokens) <= recipe.seq:
             logits = _logits_of_new(engine, tokens, cache)
         else:
             logits = _logits(engine, tokens[-recipe.seq :])
@@ -127,7 +126,7 @@ def _whole_sequences(engine: Engine) -> Iterator[None]:
             tp.sequence = sequence
 
 
-def _of_tp(part: Part) -> Iterator[Any]:
+def _of_tp(part: StagePart) -> Iterator[Any]:
     return (m for m in part.modules() if isinstance(getattr(m, "tp", None), TensorParallel))
 
 

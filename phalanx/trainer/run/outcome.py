@@ -4,6 +4,7 @@ import math
 import shlex
 import statistics
 
+from phalanx.schedules.layouts import is_asynchronous
 from phalanx.trainer.checkpoint.names import steps as committed
 from phalanx.trainer.run.generate import generate
 from phalanx.trainer.run.meter import time_split
@@ -92,7 +93,7 @@ def _next_steps(session: Session, *, interrupted: bool) -> tuple[tuple[str, str]
     if interrupted:
         steps.append((f"phalanx train --resume {home}", "go on where this stopped"))
     # stale gradients differ from one device by design, and bf16 weights alone have no fp64
-    if not run.layout.asynchronous and run.recipe.master_weights == "fp32":
+    if not is_asynchronous(run.layout) and run.recipe.master_weights == "fp32":
         prove = f"phalanx train {file} --prove 1 --set recipe.stop_at=1"
         steps.append((prove, "prove this layout equal to one device"))
     if not interrupted:

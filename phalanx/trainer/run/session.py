@@ -10,10 +10,10 @@ from phalanx.core.errors import PhalanxError
 from phalanx.core.run import Run
 from phalanx.data.batches import HeldOutStream, SampleStream
 from phalanx.data.corpus import Corpus
+from phalanx.schedules.layouts import layers_of_stages
 from phalanx.trainer.checkpoint import Saver
-from phalanx.trainer.engine.pipedream import asynchronous
-from phalanx.trainer.engine.step import Engine, build_engine
-from phalanx.trainer.model.start import notes_on_weights
+from phalanx.trainer.engine.engine import Engine, build_engine
+from phalanx.trainer.model.init import notes_on_weights
 from phalanx.trainer.parallel.mesh import Mesh, build_mesh
 from phalanx.trainer.precision.dtypes import Dtypes
 from phalanx.trainer.run.limits import refuse_untrainable
@@ -73,8 +73,6 @@ def open_session(
     mesh = build_mesh(run.layout, worker.device, kv_heads=run.model.kv_heads)
     text = open_text(run)
     engine = build_engine(run, mesh)
-    if run.layout.asynchronous:
-        engine = asynchronous(engine)
     main = worker.rank == 0
     reporter = reporter if main else Silent()
     session = Session(
@@ -141,8 +139,8 @@ def describe_session(session: Session, first: int) -> RunInfo:
         model=run.model,
         weights=run.weights,
         layout=run.layout,
-        precision=session.engine.arithmetic.told or str(run.layout.precision),
-        stages=run.layout.layers_of_stages(run.model.layers),
+        precision=session.engine.arithmetic.description or str(run.layout.precision),
+        stages=layers_of_stages(run.layout, run.model.layers),
         micro_batches=run.micro_batches,
         parameters=run.model.params(),
         tokens_per_step=run.recipe.tokens_per_step,

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from phalanx.trainer.checkpoint import Checkpoint, Piece
+from phalanx.trainer.engine.engine import Engine
 from phalanx.trainer.engine.optimizer import Optimizer
-from phalanx.trainer.engine.step import Engine
 from phalanx.trainer.engine.unit import Slot, Unit
 from phalanx.trainer.precision.history import KINDS, LENGTH
 
@@ -45,7 +45,7 @@ def own_pieces(engine: Engine) -> list[Piece]:
         for slot, start, stop in unit.own_pieces():
             pieces += _pieces(unit, slot, (start, stop), fields)
     mesh = engine.mesh
-    first = mesh.data.index == mesh.tensor.index == mesh.twins.index == 0
+    first = mesh.data.index == mesh.tensor.index == mesh.pipeline_replicas.index == 0
     return [*pieces, *_biases(engine), *_amaxes(engine)] if first else pieces
 
 
@@ -96,7 +96,7 @@ def restore(engine: Engine, checkpoint: Checkpoint) -> int:
         moments = _saved_moments(checkpoint, engine.optimizer, unit)
         checkpoint.read(_wanted(unit, {"weight": unit.master, **moments}))
         engine.optimizer.restore(unit, moments)
-        sharded.publish()
+        sharded.all_gather_weights()
     checkpoint.read(_biases(engine))
     return int(state["step"])
 

@@ -9,7 +9,6 @@ from phalanx.core.errors import PhalanxError
 from phalanx.core.run import Run
 from phalanx.core.timeline import Span, Timeline
 from phalanx.data.prefetch import Prefetcher
-from phalanx.trainer.engine.pipedream import pipedream_step
 from phalanx.trainer.engine.step import train_step
 from phalanx.trainer.run.continuity import Resume, identity
 from phalanx.trainer.run.meter import agree
@@ -69,13 +68,12 @@ def _steps(session: Session, first: int, last: int) -> tuple[int, bool]:
     engine, meter, ledger = session.engine, session.meter, session.engine.mesh.ledger
     ledger.clear()
     skipped_in_a_row = 0
-    take_step = pipedream_step if session.run.layout.asynchronous else train_step
     with Prefetcher(session.training, engine.positions(), first, last) as batches:
         start = time.perf_counter()
         for step, batch in batches:
             engine.recorder.keeps_spans = step - first in _TRACED
             rate = engine.optimizer.learning_rate
-            result = take_step(engine, step, batch)
+            result = train_step(engine, step, batch)
             waited = batches.seconds_waited
             agreed = agree(
                 engine.mesh, result.load, stop=session.worker.stop.requested, data_wait=waited

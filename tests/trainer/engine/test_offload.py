@@ -11,8 +11,9 @@ from torch import Tensor
 from phalanx.core.errors import PhalanxError
 from phalanx.core.layout import Layout
 from phalanx.oracle.verify import default_case
+from phalanx.trainer.engine.engine import build_engine
 from phalanx.trainer.engine.offload import HostBuffers, OnDisk
-from phalanx.trainer.engine.step import build_engine, train_step
+from phalanx.trainer.engine.step import train_step
 from phalanx.trainer.parallel.mesh import build_mesh
 from phalanx.trainer.run.state import own_pieces
 

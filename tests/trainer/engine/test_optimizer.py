@@ -10,11 +10,12 @@ from torch import Tensor
 
 from phalanx.core.layout import Layout
 from phalanx.core.run import Recipe
-from phalanx.oracle.cases import Question
+from phalanx.oracle.cases import CaseSpec
+from phalanx.trainer.engine.engine import build_engine
 from phalanx.trainer.engine.optimizer import MOMENTS, Optimizer, clip, global_norm
-from phalanx.trainer.engine.step import build_engine, update
+from phalanx.trainer.engine.step import update
 from phalanx.trainer.engine.unit import Unit
-from phalanx.trainer.model.parameters import Declared, Initial, declared_in, initial_values
+from phalanx.trainer.model.parameters import WHOLE, Declared, Initial, declared_in, initial_values
 from phalanx.trainer.parallel.comm import Group, Ledger
 from phalanx.trainer.parallel.data import ShardedUnit
 from phalanx.trainer.parallel.mesh import build_mesh
@@ -30,7 +31,7 @@ class Layer(Declared):
     def __init__(self, index: int) -> None:
         super().__init__(f"layer.{index}")
         self.declare("weight", (4, 3))
-        self.declare("bias", (4,), start="ones")
+        self.declare("bias", (4,), init="ones")
 
 
 def one_rank(count: int = 2) -> list[ShardedUnit]:
@@ -39,7 +40,7 @@ def one_rank(count: int = 2) -> list[ShardedUnit]:
     units = []
     for i in range(count):
         held = list(declared_in(Layer(i)))
-        unit = Unit(f"layer.{i}", held, (1, 0), (1, 0), Dtypes.named("fp64", CPU))
+        unit = Unit(f"layer.{i}", held, WHOLE, WHOLE, Dtypes.named("fp64", CPU))
         units.append(ShardedUnit(unit, mesh, mesh.copies, tied=False))
         unit.fill(lambda d, box: initial_values(d, box, Initial(0, 1.0, 2)))
     return units
@@ -147,7 +148,7 @@ def test_sgd_has_no_moments() -> None:
 def test_a_step_that_is_not_finite_moves_nothing_and_does_not_count(
     broken: float, where: str
 ) -> None:
-    run = Question("dp=1").case().run
+    run = CaseSpec("dp=1").case().run
     engine = build_engine(run, build_mesh(run.layout, CPU))
     before = [unit.unit.master.clone() for unit in engine.units]
     if where == "gradient":
@@ -160,7 +161,7 @@ def test_a_step_that_is_not_finite_moves_nothing_and_does_not_count(
 
 
 def test_the_step_after_a_skipped_one_is_the_one_that_was_skipped() -> None:
-    run = Question("dp=1").case().run
+    run = CaseSpec("dp=1").case().run
     run = replace(run, recipe=replace(run.recipe, warmup=5))
     engine = build_engine(run, build_mesh(run.layout, CPU))
     assert update(engine, math.nan).skipped

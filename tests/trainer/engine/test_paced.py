@@ -12,6 +12,7 @@ from phalanx.schedules.text import parse_action
 from phalanx.trainer.engine.executor import Executor
 from phalanx.trainer.engine.paced import paced_stage
 from phalanx.trainer.engine.recorder import Recorder
+from phalanx.trainer.engine.update import UpdateRule
 from phalanx.trainer.engine.wire import Form, Wire
 from phalanx.trainer.model.batch import MicroBatch
 from phalanx.trainer.parallel.comm import DirectGroup, Ledger
@@ -32,7 +33,7 @@ def asleep(schedule: Schedule) -> list[Span]:
     recorder.keeps_spans = True
     none = torch.zeros((1, 1), dtype=torch.int64)
     batch = MicroBatch(none, none, none, None, none[0], seq=1, step=0)
-    Executor(stages, Wire(group, schedule, form), recorder).run(
+    Executor(stages, Wire(group, schedule, form), recorder, UpdateRule()).run(
         [batch] * schedule.m, torch.ones(())
     )
     return [span for span in recorder.spans if span.category == "compute"]

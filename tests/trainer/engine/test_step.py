@@ -7,7 +7,8 @@ import torch
 
 from phalanx.core.layout import Layout
 from phalanx.oracle.verify import default_case
-from phalanx.trainer.engine.step import build_engine, train_step
+from phalanx.trainer.engine.engine import build_engine
+from phalanx.trainer.engine.step import train_step
 from phalanx.trainer.parallel.mesh import build_mesh
 
 

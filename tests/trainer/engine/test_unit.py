@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from phalanx.core.layout import Layout
 from phalanx.trainer.engine.unit import Unit
-from phalanx.trainer.model.parameters import Box, Declaration, Declared, declared_in
+from phalanx.trainer.engine.zero import ZeroPolicy
+from phalanx.trainer.model.parameters import WHOLE, Box, Declaration, Declared, Share, declared_in
 from phalanx.trainer.precision.dtypes import Dtypes
 
 CPU = torch.device("cpu")
@@ -21,26 +23,24 @@ class Odd(Declared):
 
     def __init__(self, rows: int = 5, columns: int = 3) -> None:
         super().__init__("odd")
-        self.declare("out", (rows, columns), split=0)
-        self.declare("bias", (rows,), split=0)
-        self.declare("norm", (columns,), partial=True)
-        self.declare("into", (columns, rows), split=1)
+        self.declare("out", (rows, columns), tp_dim=0)
+        self.declare("bias", (rows,), tp_dim=0)
+        self.declare("norm", (columns,), needs_tp_reduce=True)
+        self.declare("into", (columns, rows), tp_dim=1)
         self.declare("whole", (columns,))
 
 
 def unit(
-    tensor: tuple[int, int] = (1, 0),
-    parts: tuple[int, int] = (1, 0),
+    tensor: Share = WHOLE,
+    part: Share = WHOLE,
     precision: Dtypes = FP64,
     module: nn.Module | None = None,
-    **allocate: bool,
+    zero: int = 0,
 ) -> Unit:
     """A unit of an `Odd`, with memory."""
     held = list(declared_in(module or Odd()))
-    made = Unit("odd", held, tensor, parts, precision)
-    made.allocate(
-        CPU, sharded=allocate.get("sharded", False), separate=allocate.get("separate", False)
-    )
+    made = Unit("odd", held, tensor, part, precision)
+    made.allocate(CPU, ZeroPolicy.of(Layout(dp=2, zero=zero)))
     return made
 
 
@@ -53,15 +53,15 @@ def counted(declaration: Declaration, box: Box) -> Tensor:
 ranks = st.tuples(st.integers(1, 3), st.integers(1, 5))
 
 
-@given(ranks, st.integers(3, 7), st.integers(3, 5), st.booleans())
+@given(ranks, st.integers(3, 7), st.integers(3, 5), st.integers(0, 3))
 def test_every_element_of_the_model_is_answered_for_by_exactly_one_rank(
-    degrees: tuple[int, int], rows: int, columns: int, sharded: bool
+    degrees: tuple[int, int], rows: int, columns: int, zero: int
 ) -> None:
     tp, dp = degrees
     count: dict[str, Tensor] = {}
     for t in range(tp):
         for d in range(dp):
-            made = unit((tp, t), (dp, d), module=Odd(rows, columns), sharded=sharded)
+            made = unit(Share(tp, t), Share(dp, d), module=Odd(rows, columns), zero=zero)
             for slot, start, stop in made.own_pieces():
                 mark = torch.zeros(prod(slot.box.sizes))
                 mark[start - slot.start : stop - slot.start] = 1
@@ -74,17 +74,17 @@ def test_every_element_of_the_model_is_answered_for_by_exactly_one_rank(
 
 @given(st.integers(1, 6))
 def test_the_parts_of_ranks_are_equally_long_and_cover_the_vector(parts: int) -> None:
-    spans = [unit(parts=(parts, i), sharded=True).my_part for i in range(parts)]
+    spans = [unit(part=Share(parts, i), zero=1).my_part for i in range(parts)]
     assert spans[0][0] == 0
     assert all(a[1] == b[0] for a, b in pairwise(spans))
-    assert spans[-1][1] == unit(parts=(parts, 0)).padded
+    assert spans[-1][1] == unit(part=Share(parts, 0)).padded
     assert len({stop - start for start, stop in spans}) == 1
 
 
 def test_what_tensor_parallel_ranks_must_add_up_comes_first() -> None:
     made = unit()
     assert made.slots[0].declaration.name == "odd.norm"
-    assert made.partial_stop == 3
+    assert made.tp_reduce_stop == 3
 
 
 @given(st.integers(1, 6), st.data())
@@ -92,8 +92,8 @@ def test_the_optimizer_sees_each_element_of_its_part_but_no_padding(
     parts: int, data: st.DataObject
 ) -> None:
     part = data.draw(st.integers(0, parts - 1))
-    made = unit(parts=(parts, part), sharded=True)
-    runs = list(made.optimizer_runs())
+    made = unit(part=Share(parts, part), zero=1)
+    runs = list(made.optimizer_ranges())
     seen = sum(run.stop - run.start for run in runs)
     assert seen == max(0, min(made.slots[-1].stop, made.high) - made.low)
     for run in runs:
@@ -104,8 +104,8 @@ def test_the_optimizer_sees_each_element_of_its_part_but_no_padding(
         assert owners == {run.decays}
 
 
-def test_a_unit_without_sharding_has_one_stretch_that_decays_and_one_that_does_not() -> None:
-    assert [run.decays for run in unit().optimizer_runs()] == [False, True]
+def test_a_unit_without_sharding_has_one_range_that_decays_and_one_that_does_not() -> None:
+    assert [run.decays for run in unit().optimizer_ranges()] == [False, True]
 
 
 @pytest.mark.parametrize("precision", [FP64, BF16])
@@ -113,7 +113,7 @@ def test_a_unit_without_sharding_has_one_stretch_that_decays_and_one_that_does_n
 def test_the_master_copy_starts_as_this_ranks_part_of_the_weights(
     precision: Dtypes, part: int
 ) -> None:
-    made = unit((2, 1), (3, part), precision, sharded=True, separate=True)
+    made = unit(Share(2, 1), Share(3, part), precision, zero=3)
     made.fill(counted)
     torch.testing.assert_close(
         made.weights[made.low : made.high].to(made.master.dtype), made.master
@@ -132,7 +132,7 @@ def test_modules_compute_with_views_of_the_vector() -> None:
 
 
 def test_masters_of_the_same_type_are_the_weights_themselves() -> None:
-    made = unit(parts=(2, 1), sharded=True)
+    made = unit(part=Share(2, 1), zero=1)
     made.master.fill_(7.0)
     assert (made.weights[made.low : made.high] == 7.0).all()
     assert not made.weights[: made.low].any()
@@ -163,7 +163,7 @@ def test_a_copy_that_does_not_count_answers_for_nothing() -> None:
     made = unit()
     made.counted = False
     assert list(made.own_pieces()) == []
-    assert list(made.own_runs()) == []
+    assert list(made.own_ranges()) == []
 
 
 @pytest.mark.parametrize(

@@ -8,23 +8,25 @@ import torch
 from torch import Tensor
 
 from phalanx.core.errors import RefusedError
+from phalanx.core.message import Message
 from phalanx.core.run import Run
-from phalanx.core.traffic import Transfer
-from phalanx.cost.traffic import transfers
+from phalanx.cost.messages import rank_messages
+from phalanx.cost.refusals import refuse
 from phalanx.data.batches import Stream
-from phalanx.oracle.cases import Question
+from phalanx.oracle.cases import CaseSpec
 from phalanx.oracle.low_precision import Emulation
 from phalanx.oracle.pool import RankPool
 from phalanx.oracle.reference import _loss, _Model, _optimizer
 from phalanx.oracle.verify import Case, verify
 from phalanx.schedules.build import build
+from phalanx.schedules.layouts import layers_of_stages, num_stages
 from phalanx.schedules.pipedream import stashed_weights, weight_delays
-from phalanx.trainer.engine.pipedream import Stashing, asynchronous, pipedream_step
-from phalanx.trainer.engine.step import build_engine
+from phalanx.trainer.engine.engine import build_engine
+from phalanx.trainer.engine.pipedream import WeightStashing
+from phalanx.trainer.engine.step import train_step
+from phalanx.trainer.model.init import init_source
 from phalanx.trainer.model.inventory import declarations
-from phalanx.trainer.model.start import starting_values
 from phalanx.trainer.parallel.mesh import build_mesh
-from phalanx.trainer.run.limits import refuse_untrainable
 
 Weights = dict[str, Tensor]
 CPU = torch.device("cpu")
@@ -32,10 +34,10 @@ CPU = torch.device("cpu")
 
 def stage_of(name: str, run: Run) -> int:
     """The stage that holds a parameter."""
-    last = run.layout.num_stages - 1
+    last = num_stages(run.layout) - 1
     if not name.startswith("blocks"):
         return 0 if name.startswith(("embedding", "positions")) else last
-    layer, sizes = int(name.split(".")[1]), run.layout.layers_of_stages(run.model.layers)
+    layer, sizes = int(name.split(".")[1]), layers_of_stages(run.layout, run.model.layers)
     return next(s for s in range(last + 1) if layer < sum(sizes[: s + 1]))
 
 
@@ -43,11 +45,10 @@ class Simulation:
     """The definition, on one process: no pipeline, but every version of all weights."""
 
     def __init__(self, run: Run) -> None:
-        self.run, source = run, starting_values(run)
+        self.run, source = run, init_source(run)
         self.declared = {d.name: d for d in declarations(run.model)}
         self.weights = {
-            name: source(d, d.box(1, 0)).double().requires_grad_()
-            for name, d in self.declared.items()
+            name: source(d, d.box()).double().requires_grad_() for name, d in self.declared.items()
         }
         self.optimizer = _optimizer(run.recipe, self.declared, self.weights)
         self.none = Emulation(None, run.layout.mb)
@@ -65,7 +66,9 @@ class Simulation:
                 for name in self.declared
             }
             batch = stream.batch(step, list(self._samples(i)))
-            loss, _ = _loss(_Model(self.run.model, self.run.recipe, used, step, self.none), batch)
+            loss, _ = _loss(
+                _Model(self.run.model, self.run.recipe, used, step, self.none, {}), batch
+            )
             grads = torch.autograd.grad(loss, list(used.values()))
             for weight, grad in zip(self.weights.values(), grads, strict=True):
                 weight.grad = grad
@@ -92,25 +95,25 @@ def simulated(run: Run, steps: int) -> tuple[list[float], Weights]:
     return losses, simulation._now()
 
 
-def trained(run: Run, steps: int) -> tuple[list[float], Weights, int, list[Transfer]]:
+def trained(run: Run, steps: int) -> tuple[list[float], Weights, int, list[Message]]:
     """Losses, this rank's last weights, versions that it still stashes, and what it sent last."""
-    engine = asynchronous(build_engine(run, build_mesh(run.layout, CPU)))
+    engine = build_engine(run, build_mesh(run.layout, CPU))
     stream, losses = Case(run).stream(), []
     for step in range(steps):
         engine.mesh.ledger.clear()
-        losses.append(pipedream_step(engine, step, stream.batch(step, engine.positions())).loss)
-    sent, weights = engine.mesh.ledger.transfers(), {}
+        losses.append(train_step(engine, step, stream.batch(step, engine.positions())).loss)
+    sent, weights = engine.mesh.ledger.messages(), {}
     for sharded in engine.units:
         sharded.acquire()
         for slot in sharded.unit.slots:
             values = sharded.unit.weights[slot.start : slot.stop]
             weights[slot.declaration.name] = values.view(slot.box.sizes).clone()
-    assert isinstance(engine.executor, Stashing)
-    return losses, weights, engine.executor.stashed, sent
+    assert isinstance(engine.rule, WeightStashing)
+    return losses, weights, engine.rule.stashed, sent
 
 
 def run_of(layout: str, *features: str) -> Run:
-    return Question(f"{layout} schedule=pipedream", ("no-clip", *features)).case().run
+    return CaseSpec(f"{layout} schedule=pipedream", ("no-clip", *features)).case().run
 
 
 @pytest.mark.ranks
@@ -151,7 +154,7 @@ def test_the_definition_is_not_the_update_of_one_device(ranks: RankPool) -> None
 def test_every_message_is_predicted_to_the_byte(ranks: RankPool, layout: str) -> None:
     run = run_of(layout)
     for rank, (_, _, _, sent) in enumerate(ranks.run(run.layout.ranks, trained, run, 1)):
-        assert sent == transfers(run, run.layout.coordinates(rank))
+        assert sent == rank_messages(run, run.layout.coordinates(rank))
 
 
 def test_the_first_rank_stashes_the_most() -> None:
@@ -177,6 +180,6 @@ def test_an_update_that_differs_by_design_is_not_verified(ranks: RankPool) -> No
 def test_what_needs_all_stages_at_once_is_refused(
     layout: str, features: tuple[str, ...], reason: str
 ) -> None:
-    run = Question(f"{layout} schedule=pipedream", features).case().run
+    run = CaseSpec(f"{layout} schedule=pipedream", features).case().run
     with pytest.raises(RefusedError, match=reason):
-        refuse_untrainable(run)
+        refuse(run)

@@ -23,7 +23,8 @@ from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe, Run
 from phalanx.data.batches import IGNORED, Batch
-from phalanx.trainer.engine.step import Engine, build_engine, micro_batches
+from phalanx.trainer.engine.batching import micro_batches
+from phalanx.trainer.engine.engine import Engine, build_engine
 from phalanx.trainer.model import huggingface
 from phalanx.trainer.model.families import (
     GPT2,
@@ -36,9 +37,9 @@ from phalanx.trainer.model.families import (
     Family,
 )
 from phalanx.trainer.model.huggingface import attention_window, export_hf, import_hf
+from phalanx.trainer.model.init import notes_on_weights
 from phalanx.trainer.model.inventory import declarations
-from phalanx.trainer.model.parameters import Box, Declaration, Initial
-from phalanx.trainer.model.start import notes_on_weights
+from phalanx.trainer.model.parameters import WHOLE, Box, Declaration, Initial, Share
 from phalanx.trainer.parallel.mesh import build_mesh
 from phalanx.trainer.run.limits import refuse_untrainable
 
@@ -75,7 +76,7 @@ def random_weights(shape: ModelShape) -> dict[str, Tensor]:
 
 
 def whole(declaration: Declaration) -> Box:
-    return declaration.box(1, 0)
+    return declaration.box()
 
 
 def engine_from(shape: ModelShape, source: Callable[[Declaration, Box], Tensor]) -> Engine:
@@ -144,8 +145,8 @@ def test_any_box_of_what_was_written_is_read_back(
     assert read_shape == shape
     for declaration in declarations(shape):
         for index in range(parts):
-            ep = (3, index) if parts == 3 else (1, 0)
-            box = declaration.box(parts, index, ep)
+            expert = Share(3, index) if parts == 3 else WHOLE
+            box = declaration.box(Share(parts, index), expert)
             cut = tuple(slice(o, o + n) for o, n in zip(box.offsets, box.sizes, strict=True))
             assert torch.equal(weights(declaration, box), written[declaration.name][cut])
 

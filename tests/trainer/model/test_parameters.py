@@ -12,6 +12,7 @@ from phalanx.trainer.model.parameters import (
     Declaration,
     Declared,
     Initial,
+    Share,
     declared_in,
     initial_values,
     key_of,
@@ -34,11 +35,11 @@ def boxes(draw: st.DrawFn) -> tuple[tuple[int, ...], Box]:
 
 @given(boxes(), st.sampled_from(["normal", "residual", "ones", "zeros"]))
 def test_a_part_starts_with_the_values_of_the_whole(
-    drawn: tuple[tuple[int, ...], Box], start: str
+    drawn: tuple[tuple[int, ...], Box], init: str
 ) -> None:
     shape, box = drawn
-    declaration = Declaration(name="w", shape=shape, start=start)
-    whole = initial_values(declaration, declaration.box(1, 0), INITIAL)
+    declaration = Declaration(name="w", shape=shape, init=init)
+    whole = initial_values(declaration, declaration.box(), INITIAL)
     for dim, (offset, size) in enumerate(zip(*box, strict=True)):
         whole = whole.narrow(dim, offset, size)
     assert torch.equal(initial_values(declaration, box, INITIAL), whole)
@@ -64,8 +65,8 @@ def test_initial_values_are_normal_with_the_std_of_the_recipe() -> None:
 def test_matrices_that_end_a_residual_branch_start_smaller_by_depth() -> None:
     box = Box((0, 0), (30, 30))
     normal, residual = (
-        initial_values(Declaration(name="w", shape=(30, 30), start=start), box, INITIAL)
-        for start in ("normal", "residual")
+        initial_values(Declaration(name="w", shape=(30, 30), init=init), box, INITIAL)
+        for init in ("normal", "residual")
     )
     torch.testing.assert_close(residual, normal / math.sqrt(2 * 8))
 
@@ -107,11 +108,11 @@ def test_a_name_has_the_same_key_on_every_machine() -> None:
 def test_the_boxes_of_tensor_parallel_ranks_cover_a_split_parameter(
     shape: tuple[int, ...], parts: int, data: st.DataObject
 ) -> None:
-    split = data.draw(st.integers(0, len(shape) - 1))
-    declaration = Declaration(name="w", shape=shape, split=split)
+    dim = data.draw(st.integers(0, len(shape) - 1))
+    declaration = Declaration(name="w", shape=shape, tp_dim=dim)
     count = torch.zeros(shape)
     for index in range(parts):
-        box = declaration.box(parts, index)
+        box = declaration.box(Share(parts, index))
         count[tuple(slice(o, o + n) for o, n in zip(*box, strict=True))] += 1
     assert (count == 1).all()
 

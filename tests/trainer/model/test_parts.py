@@ -8,12 +8,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from phalanx.core.layout import Layout
-from phalanx.core.traffic import Transfer
+from phalanx.core.message import Message
 from phalanx.oracle.pool import RankPool
 from phalanx.trainer.parallel.comm import DirectGroup, Group
 from phalanx.trainer.parallel.mesh import build_mesh
 from phalanx.trainer.parallel.tensor import TensorParallel
-from phalanx.trainer.precision.product import Operand, Plain, Product
+from phalanx.trainer.precision.product import Multiplier, Operand, Plain
 
 pytestmark = pytest.mark.ranks
 
@@ -36,9 +36,7 @@ def gather(kind: type[Group]) -> list[int]:
             part.pending.wait()
             assert (part.data == 10 * part.source + i).all()
         assert wholes[i][::2, 0].tolist() == [10 * rank + i for rank in range(together.size)]
-    assert together.ledger.transfers() == [
-        Transfer("data", "all_gather", "test", 24 * len(parts), 2)
-    ]
+    assert together.ledger.messages() == [Message("data", "all_gather", "test", 24 * len(parts), 2)]
     return [part.source for part in both[0]]
 
 
@@ -76,8 +74,8 @@ def scatter(kind: type[Group]) -> list[int]:
         expected, whole, "whole"
     ).wait()
     assert torch.equal(out, expected)
-    sent = [Transfer("data", "reduce_scatter", name, 24 * size, 1) for name in ("parts", "whole")]
-    assert together.ledger.transfers() == sent
+    sent = [Message("data", "reduce_scatter", name, 24 * size, 1) for name in ("parts", "whole")]
+    assert together.ledger.messages() == sent
     return made
 
 
@@ -99,7 +97,7 @@ class Layer(NamedTuple):
 
     weight: nn.Parameter
     bias: None
-    product: Product
+    product: Multiplier
 
 
 def multiply_own_part_first() -> None:
@@ -108,7 +106,7 @@ def multiply_own_part_first() -> None:
     last, t = group.size - 1, group.size
     generator = torch.Generator().manual_seed(0)
     x, w = (torch.randn(t * n, 4, generator=generator, dtype=torch.float64) for n in (2, 3))
-    product: Product = Telling(group)
+    product: Multiplier = Telling(group)
     if group.index == last:
         product = Plain()
         for source in range(last):

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from phalanx.core.layout import Layout
-from phalanx.core.traffic import Transfer
+from phalanx.core.message import Message
 from phalanx.oracle.pool import Job, RankPool
 from phalanx.trainer.parallel.comm import DirectGroup, Group, Ledger, Rows
 from phalanx.trainer.parallel.mesh import build_mesh
@@ -147,7 +147,7 @@ def exchange_equal_rows(kind: type[Group]) -> list[float]:
     x = torch.arange(2.0 * ranks) + 100 * together.index
     out = torch.empty_like(x)
     together.all_to_all(out, x, "test").wait()
-    assert together.ledger.transfers() == [Transfer("data", "all_to_all", "test", x.nbytes, 1)]
+    assert together.ledger.messages() == [Message("data", "all_to_all", "test", x.nbytes, 1)]
     values: list[float] = out.tolist()
     return values
 
@@ -160,17 +160,17 @@ def shift_twice(kind: type[Group]) -> list[float]:
     pending = [together.shift(out, x, "test") for out, x in zip(arrived, sent, strict=True)]
     for message in pending:
         message.wait()
-    assert together.ledger.transfers() == [Transfer("data", "send", "test", 12, 2)]
+    assert together.ledger.messages() == [Message("data", "send", "test", 12, 2)]
     return [x[0].item() for x in arrived]
 
 
-def count_messages() -> list[Transfer]:
+def count_messages() -> list[Message]:
     together = group()
     x = torch.zeros(8)
     for _ in range(2):
         together.all_reduce(x, "sum").wait()
     together.all_gather(torch.zeros(8 * together.size), x, "gather").wait()
-    return together.ledger.transfers()
+    return together.ledger.messages()
 
 
 pytestmark = pytest.mark.ranks
@@ -228,8 +228,8 @@ def test_a_ring_passes_on_what_each_rank_holds(ranks: RankPool, kind: type[Group
 def test_the_ledger_counts_equal_messages(ranks: RankPool) -> None:
     for transfers in ranks.run(2, count_messages):
         assert transfers == [
-            Transfer("data", "all_gather", "gather", 64, 1),
-            Transfer("data", "all_reduce", "sum", 32, 2),
+            Message("data", "all_gather", "gather", 64, 1),
+            Message("data", "all_reduce", "sum", 32, 2),
         ]
 
 
@@ -240,4 +240,4 @@ def test_a_group_of_one_says_nothing() -> None:
     alone.all_reduce(x, "sum").wait()
     alone.reduce_scatter(out, x, "scatter").wait()
     assert torch.equal(out, torch.arange(4.0))
-    assert ledger.transfers() == []
+    assert ledger.messages() == []

@@ -6,11 +6,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from phalanx.core.layout import CONTEXTS, Layout
+from phalanx.core.message import Message
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe, Run
-from phalanx.core.traffic import Transfer
 from phalanx.oracle.pool import RankPool
-from phalanx.trainer.engine.step import build_engine
+from phalanx.trainer.engine.engine import build_engine
 from phalanx.trainer.parallel.comm import Group, Ledger
 from phalanx.trainer.parallel.context import ContextParallel, _Ring, _Sequence, undivided
 from phalanx.trainer.parallel.mesh import build_mesh
@@ -73,21 +73,21 @@ def test_three_ranks_can_share_a_sequence(ranks: RankPool) -> None:
         assert max(ranks.run(3, compare, kind, 192, True, False)) < 2e-6
 
 
-def watch_the_ring() -> list[list[Transfer]]:
+def watch_the_ring() -> list[list[Message]]:
     """What has been sent whenever a block is there to be used."""
     context = context_of("ring")
     block = torch.full((4,), float(context.group.index))
     seen, ledger = [], context.group.ledger
     for source, x in _Ring(context.group).blocks(block):
         assert x.tolist() == [source] * 4
-        seen.append(ledger.transfers())
+        seen.append(ledger.messages())
     return seen
 
 
 @pytest.mark.ranks
 def test_the_next_block_is_on_its_way_while_this_one_is_used(ranks: RankPool) -> None:
-    def sent(times: int) -> list[Transfer]:
-        return [Transfer("context", "send", "keys and values", 16, times)]
+    def sent(times: int) -> list[Message]:
+        return [Message("context", "send", "keys and values", 16, times)]
 
     for seen in ranks.run(3, watch_the_ring):
         assert seen == [sent(1), sent(2), sent(2)]

@@ -8,7 +8,7 @@ from torch import Tensor
 from phalanx.core.layout import Layout
 from phalanx.oracle.pool import RankPool
 from phalanx.trainer.engine.unit import Unit
-from phalanx.trainer.model.parameters import Declared, declared_in
+from phalanx.trainer.model.parameters import WHOLE, Declared, Share, declared_in
 from phalanx.trainer.parallel.data import Reducer, ShardedUnit
 from phalanx.trainer.parallel.mesh import build_mesh
 from phalanx.trainer.precision.dtypes import Dtypes
@@ -35,7 +35,7 @@ def build(layout: Layout) -> tuple[list[Vector], list[ShardedUnit]]:
     for i in range(NUM_UNITS):
         vectors.append(Vector(i))
         held = list(declared_in(vectors[i]))
-        unit = Unit(f"vector.{i}", held, (1, 0), (parts.size, parts.index), FP64)
+        unit = Unit(f"vector.{i}", held, WHOLE, Share(parts.size, parts.index), FP64)
         units.append(ShardedUnit(unit, mesh, mesh.copies, tied=False))
         start = torch.arange(SIZE, dtype=torch.float64) + 10 * i
         unit.fill(lambda _, __, start=start: start)
@@ -75,7 +75,7 @@ def reduced(
     order = [i for i in orders[dist.get_rank()] if i != left_out]
     for micro_batch in range(micro_batches):
         if every or micro_batch == micro_batches - 1:
-            reducer.arm()
+            reducer.enable()
         reducer.begin_backward()
         backward(vectors, units, micro_batch, order)
         reducer.end_backward()
@@ -96,7 +96,7 @@ def two_steps(layout: Layout) -> list[Tensor]:
     reducer = Reducer(units)
     order = list(reversed(range(NUM_UNITS)))
     for micro_batch in (0, 1):
-        reducer.arm()
+        reducer.enable()
         reducer.begin_backward()
         backward(vectors, units, micro_batch, order)
         reducer.end_backward()
@@ -110,7 +110,7 @@ def moved(layout: Layout) -> list[Tensor]:
     vectors, units = build(layout)
     for unit in units:
         unit.unit.master += 1000
-        unit.publish()
+        unit.all_gather_weights()
     found = []
     for vector, unit in zip(vectors, units, strict=True):
         unit.acquire()

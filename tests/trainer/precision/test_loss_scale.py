@@ -8,7 +8,8 @@ import torch
 from phalanx.core.layout import Layout
 from phalanx.oracle.pool import RankPool
 from phalanx.oracle.verify import default_case
-from phalanx.trainer.engine.step import Engine, build_engine, train_step
+from phalanx.trainer.engine.engine import Engine, build_engine
+from phalanx.trainer.engine.step import train_step
 from phalanx.trainer.parallel.mesh import build_mesh
 from phalanx.trainer.precision.loss_scale import PATIENCE, LossScale
 from phalanx.trainer.run.state import progress

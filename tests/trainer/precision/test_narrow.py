@@ -9,13 +9,14 @@ from torch import Tensor
 from phalanx.core.errors import RefusedError, UsageError
 from phalanx.core.layout import Layout
 from phalanx.core.run import Recipe
-from phalanx.oracle.cases import Question
+from phalanx.cost.refusals import refuse
+from phalanx.oracle.cases import CaseSpec
 from phalanx.oracle.sixteen_bits import by_chance
 from phalanx.oracle.verify import default_case
-from phalanx.trainer.engine.step import Engine, build_engine, train_step
+from phalanx.trainer.engine.engine import Engine, build_engine
+from phalanx.trainer.engine.step import train_step
 from phalanx.trainer.parallel.mesh import build_mesh
 from phalanx.trainer.precision.narrow import round_by_chance
-from phalanx.trainer.run.limits import refuse_untrainable
 
 CPU = torch.device("cpu")
 STEADY = {"decay": "constant", "warmup": 0, "learning_rate": 1e-3, "weight_decay": 0.0}
@@ -85,9 +86,9 @@ def test_moments_in_bf16_take_half_the_bytes_and_learn_as_well() -> None:
 
 
 def test_weights_that_are_not_bf16_are_not_kept_in_bf16_alone() -> None:
-    case = Question("precision=fp32", ("stochastic",)).case()
+    case = CaseSpec("precision=fp32", ("stochastic",)).case()
     with pytest.raises(RefusedError, match="use precision=bf16"):
-        refuse_untrainable(case.run)
+        refuse(case.run)
 
 
 def test_sgd_has_no_moments_to_narrow() -> None:

@@ -6,10 +6,12 @@ from torch import Tensor
 
 from phalanx.core.errors import RefusedError, UsageError
 from phalanx.core.layout import Layout
-from phalanx.core.precision import SCALED, formats, matrix_format, sharpened
-from phalanx.oracle.cases import Question
+from phalanx.core.precision import SCALED, Precision
+from phalanx.cost.refusals import refuse
+from phalanx.oracle.cases import CaseSpec
 from phalanx.oracle.verify import default_case
-from phalanx.trainer.engine.step import build_engine, train_step
+from phalanx.trainer.engine.engine import build_engine
+from phalanx.trainer.engine.step import train_step
 from phalanx.trainer.parallel.mesh import build_mesh
 from phalanx.trainer.precision.arithmetic import choose
 from phalanx.trainer.precision.blocks import Blocks
@@ -19,15 +21,14 @@ from phalanx.trainer.precision.history import LENGTH, AmaxHistory
 from phalanx.trainer.precision.multiply import emulated, native
 from phalanx.trainer.precision.nvfp4 import Nvfp4
 from phalanx.trainer.precision.per_tensor import Current, PerTensor, quantized
-from phalanx.trainer.precision.product import PLAIN, Operand, Product
-from phalanx.trainer.run.limits import refuse_untrainable
+from phalanx.trainer.precision.product import PLAIN, Multiplier, Operand
 
 CPU = torch.device("cpu")
 HERE = (Current(), Current(), Current())
 BF16 = torch.bfloat16
 
 
-def made(recipe: str, rest: torch.dtype) -> Product:
+def made(recipe: str, rest: torch.dtype) -> Multiplier:
     return {
         "fp8-current": PerTensor(*HERE, emulated(rest)),
         "fp8-block": Blocks(128, True, torch.float32, rest),
@@ -36,7 +37,7 @@ def made(recipe: str, rest: torch.dtype) -> Product:
     }[recipe]
 
 
-def three_products(product: Product, x: Tensor, w: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+def three_products(product: Multiplier, x: Tensor, w: Tensor, g: Tensor) -> tuple[Tensor, ...]:
     kept, matrix, grad = product.input(x), product.weight(w), product.gradient(g)
     again = product.weight(w, matrix.scale)
     return (
@@ -150,8 +151,8 @@ def test_a_recipe_changes_the_products_of_blocks_and_nothing_else():
 
 def test_the_choice_is_told():
     mesh = build_mesh(Layout(), CPU)
-    assert choose(Dtypes.named("bf16", CPU), mesh).told == ""
-    told = choose(Dtypes.named("fp8-block+fp32", CPU), mesh).told
+    assert choose(Dtypes.named("bf16", CPU), mesh).description == ""
+    told = choose(Dtypes.named("fp8-block+fp32", CPU), mesh).description
     assert told == "FP8, a scale for each 1 x 128 or 128 x 128, emulated exactly; fp32 elsewhere"
 
 
@@ -182,21 +183,28 @@ def test_what_would_scale_otherwise_is_refused_with_what_works(
     line: str, features: tuple[str, ...], words: str
 ):
     with pytest.raises(RefusedError, match=words):
-        refuse_untrainable(Question(line, features).case().run)
+        refuse(CaseSpec(line, features).case().run)
 
 
 def test_a_precision_is_a_recipe_and_the_rest():
-    assert formats("fp8") == ("fp8", "bf16")
-    assert formats("mxfp8+fp64") == ("mxfp8", "fp64")
-    assert formats("auto") == ("", "auto")
-    assert [matrix_format(p) for p in ("fp8-block", "nvfp4", "bf16")] == ["fp8", "fp4", "bf16"]
-    assert [sharpened(p) for p in ("fp8", "bf16")] == ["fp8+fp64", "fp64"]
+    parsed = [Precision.parse(word) for word in ("fp8", "mxfp8+fp64", "auto")]
+    assert [(p.recipe, p.rest) for p in parsed] == [
+        ("fp8", "bf16"),
+        ("mxfp8", "fp64"),
+        ("", "auto"),
+    ]
+    assert [Precision.parse(p).matrix_format for p in ("fp8-block", "nvfp4", "bf16")] == [
+        "fp8",
+        "fp4",
+        "bf16",
+    ]
+    assert [str(Precision.parse(p).reference) for p in ("fp8", "bf16")] == ["fp8+fp64", "fp64"]
 
 
 @pytest.mark.parametrize("word", ["fp8+fp16", "bf16+fp64", "fp7", "fp8+", "+fp64"])
 def test_a_precision_that_does_not_exist_is_refused_with_those_that_do(word: str):
     with pytest.raises(UsageError, match="mxfp8"):
-        formats(word)
+        Precision.parse(word)
 
 
 def test_an_operand_without_a_scale_is_the_tensor():

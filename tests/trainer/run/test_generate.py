@@ -11,7 +11,8 @@ from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe, Run
 from phalanx.data.batches import IGNORED, Batch
 from phalanx.oracle.pool import RankPool
-from phalanx.trainer.engine.step import Engine, build_engine, micro_batches
+from phalanx.trainer.engine.batching import micro_batches
+from phalanx.trainer.engine.engine import Engine, build_engine
 from phalanx.trainer.parallel.mesh import build_mesh
 from phalanx.trainer.run.generate import generate
 from phalanx.trainer.run.worker import StopSignal

@@ -54,7 +54,7 @@ def test_what_is_not_finite_becomes_null_in_json() -> None:
     assert (document["loss"], document["grad_norm"]) == (None, None)
     json.dumps(document, allow_nan=False)
     json.dumps(
-        summary(bytes_per_token=math.nan, validation_loss=math.nan).to_json(), allow_nan=False
+        summary(bytes_per_token=math.nan, validation_loss=math.nan).to_dict(), allow_nan=False
     )
 
 
@@ -63,7 +63,7 @@ def test_bits_per_byte_of_bytes_are_nats_over_the_logarithm_of_two() -> None:
 
 
 def test_a_token_of_four_bytes_carries_a_quarter_of_its_bits_per_byte() -> None:
-    document = summary(bytes_per_token=4.0).to_json()
+    document = summary(bytes_per_token=4.0).to_dict()
     assert document["first_bits_per_byte"] == pytest.approx(0.5)
     assert document["last_bits_per_byte"] == pytest.approx(0.25)
 

@@ -13,7 +13,8 @@ from trainer_jobs import RECIPE, SHAPE, Trained, Watcher, small_run, train_job
 from phalanx.core.layout import Layout
 from phalanx.core.run import Data, Run
 from phalanx.oracle.pool import RankPool
-from phalanx.trainer.engine.step import build_engine, evaluate, forward_backward
+from phalanx.trainer.engine.engine import build_engine
+from phalanx.trainer.engine.step import evaluate, forward_backward
 from phalanx.trainer.parallel.mesh import build_mesh
 from phalanx.trainer.run.rundir import RunDirectory
 from phalanx.trainer.run.text import open_text

@@ -9,7 +9,8 @@ import torch.distributed as dist
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Data, Recipe, Run
 from phalanx.trainer.checkpoint import Checkpoint, Saver
-from phalanx.trainer.engine.step import build_engine, forward_backward
+from phalanx.trainer.engine.engine import build_engine
+from phalanx.trainer.engine.step import forward_backward
 from phalanx.trainer.parallel.mesh import build_mesh
 from phalanx.trainer.run.continuity import Resume
 from phalanx.trainer.run.report import Silent, StepMetrics, Summary
