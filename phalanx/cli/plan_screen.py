@@ -10,11 +10,11 @@ from phalanx.api.plans import Plan
 from phalanx.core.estimate import Estimate, Term
 from phalanx.core.layout import Layout
 from phalanx.core.units import show_bytes, show_count, show_seconds, show_share
+from phalanx.planner.diagnosis import Diagnosis
 from phalanx.planner.explain import differences, show_signed, why_slower
-from phalanx.planner.finals import Ranked
 from phalanx.planner.goodput import DAY, Campaign
+from phalanx.planner.rerank import Ranked
 from phalanx.planner.search import Found
-from phalanx.planner.why import Why
 
 # Classes of memory in the order of the bar: letter where there are no colours, and colour.
 CLASSES = {
@@ -93,7 +93,7 @@ def heading(plan: Plan) -> list[str]:
         f"{request.shape.name} ({show_count(request.shape.params())} parameters) in "
         f"{request.precision} on {request.cluster.count:,} {device.name} of {capacity}; "
         f"{request.batch:,} sequences of {request.seq:,} tokens a step, "
-        f"as {request.practice.name} does it",
+        f"as {request.framework.name} does it",
         *plan.notes,
         f"{found.considered:,} layouts divide the devices and the batch; {found.feasible:,} fit, "
         f"{refused:,} are refused; {plan.seconds:.1f} s",
@@ -111,7 +111,13 @@ def short(layout: Layout) -> str:
 
 
 def memory_bar(found: Estimate, *, colour: bool, cells: int = BAR) -> Text:
-    """What the worst rank holds, class by class, against what the device has."""
+    """What the worst rank holds, class by class, against what the device has.
+
+    Args:
+        found: the layout.
+        colour: whether there is any.
+        cells: of a whole device.
+    """
     bar, drawn, total = Text(), 0, 0.0
     for name, size in found.worst_rank.by_class:
         letter, style = CLASSES[name]
@@ -132,7 +138,13 @@ def legend(*, colour: bool) -> Text:
 
 
 def ranking(rows: Sequence[Row], console: Console, *, binary: bool) -> Table:
-    """Layouts, one to a row, with bars of memory in GiB or GB, and why beside or below."""
+    """Layouts, one to a row, with bars of memory in GiB or GB, and why beside or below.
+
+    Args:
+        rows: rank, estimate and reasons of each layout.
+        console: that it is for.
+        binary: GiB, not GB.
+    """
     narrow = console.width < NARROW
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("rank", justify="right", no_wrap=True)
@@ -183,7 +195,12 @@ def table_row(plan: Plan, ranked: Ranked) -> Sequence[str]:
 
 
 def waterfall(found: Estimate, console: Console) -> Table:
-    """Where the time of one step goes, longest first."""
+    """Where the time of one step goes, longest first.
+
+    Args:
+        found: the layout.
+        console: that it is for.
+    """
     table = Table(box=None, pad_edge=False, show_header=False)
     for justify in ("left", "right", "right", "left"):
         table.add_column(justify=justify, no_wrap=True)
@@ -229,17 +246,23 @@ def _place(found: Found, price: Estimate) -> str:
     return f"behind the fastest {len(found.seconds):,}"
 
 
-def show_why(plan: Plan, asked: Why, console: Console) -> None:
-    """Print what there is to say about the layout that was asked for."""
+def show_why(plan: Plan, asked: Diagnosis, console: Console) -> None:
+    """Print what there is to say about the layout that was asked for.
+
+    Args:
+        plan: that it is compared with.
+        asked: what was found about it.
+        console: that it is for.
+    """
     console.print(f"why not {asked.asked}?")
     if asked.estimate is None or asked.refusal:
         console.print(f"  {asked.refusal}")
-        if asked.mend is not None:
-            mended = asked.mend.estimate
+        if asked.fix is not None:
+            fixed = asked.fix.estimate
             console.print(
-                f"  it fits with {asked.mend.changes}: {show_seconds(mended.step_seconds)}, "
-                f"{show_bytes(mended.peak_bytes, binary=plan.binary)}, "
-                f"{_place(plan.found, mended)}"
+                f"  it fits with {asked.fix.changes}: {show_seconds(fixed.step_seconds)}, "
+                f"{show_bytes(fixed.peak_bytes, binary=plan.binary)}, "
+                f"{_place(plan.found, fixed)}"
             )
         return
     found, best = asked.estimate, plan.best
@@ -251,7 +274,12 @@ def show_why(plan: Plan, asked: Why, console: Console) -> None:
 
 
 def side_by_side(found: Estimate, best: Estimate) -> Table:
-    """Two prices term by term; terms that hardly differ are added up."""
+    """Two prices term by term; terms that hardly differ are added up.
+
+    Args:
+        found: the one that was asked for.
+        best: the fastest.
+    """
     table = Table(box=None, pad_edge=True, header_style="bold")
     table.add_column("term")
     for name in ("this one", "rank 1", "difference"):
@@ -272,7 +300,12 @@ def side_by_side(found: Estimate, best: Estimate) -> Table:
 
 
 def training(plan: Plan, whole: Campaign) -> list[str]:
-    """How long the whole training takes, and what it costs."""
+    """How long the whole training takes, and what it costs.
+
+    Args:
+        plan: whose best layout is taken.
+        whole: the training.
+    """
     low, high = (
         seconds / plan.best.step_seconds * whole.seconds / DAY for seconds in plan.best.between()
     )

@@ -40,6 +40,11 @@ def plain(schedule: Schedule, timeline: Timeline, columns: int) -> list[str]:
     """Draw one line per rank in letters, `F0 F1 ...B0--- `, at most `columns` wide.
 
     Where a rank holds several stages, the stage comes first, as in `2F0`.
+
+    Args:
+        schedule: whose rows are drawn.
+        timeline: when they happen.
+        columns: of the screen.
     """
     label = "{0.kind.value}{0.microbatch}" if schedule.v == 1 else "{0}"
     lines = _lines(schedule, timeline, max(columns - MARGIN, 1), label + " ")
@@ -47,7 +52,13 @@ def plain(schedule: Schedule, timeline: Timeline, columns: int) -> list[str]:
 
 
 def coloured(schedule: Schedule, timeline: Timeline, columns: int) -> list[Text]:
-    """Draw one line per rank in blocks with micro-batch numbers, at most `columns` wide."""
+    """Draw one line per rank in blocks with micro-batch numbers, at most `columns` wide.
+
+    Args:
+        schedule: whose rows are drawn.
+        timeline: when they happen.
+        columns: of the screen.
+    """
     lines = _lines(schedule, timeline, max(columns - MARGIN, 1), "{0.microbatch} ")
     return [_coloured_line(rank, blocks, schedule) for rank, blocks in enumerate(lines)]
 
@@ -65,7 +76,12 @@ def coloured_legend(schedule: Schedule) -> Text:
 
 
 def svg(schedule: Schedule, timeline: Timeline) -> str:
-    """Draw a stand-alone SVG document; a block tells its times when pointed at."""
+    """Draw a stand-alone SVG document; a block tells its times when pointed at.
+
+    Args:
+        schedule: whose rows are drawn.
+        timeline: when they happen.
+    """
     scale = UNIT / _shortest(timeline)
     right = LEFT + round(max(span.end for span in timeline.spans) * scale)
     bottom = TOP + schedule.p * ROW

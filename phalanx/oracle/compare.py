@@ -47,7 +47,13 @@ _SMALLEST = 1e-300  # keeps a division by the norm of a tensor of zeros finite
 def see_gradients(
     units: Iterable[ShardedUnit], step: int, reference: ReferenceStep
 ) -> Iterator[Seen]:
-    """Compare the reduced gradients that this rank keeps."""
+    """Compare the reduced gradients that this rank keeps.
+
+    Args:
+        units: of this rank.
+        step: from 0.
+        reference: the same step on one device.
+    """
     for sharded in units:
         unit = sharded.unit
         for slot, start, stop in unit.pieces(unit.low, unit.high):
@@ -58,7 +64,13 @@ def see_gradients(
 def see_weights(
     units: Iterable[ShardedUnit], step: int, reference: ReferenceStep
 ) -> Iterator[Seen]:
-    """Compare the whole weights that this rank computes with, after the update."""
+    """Compare the whole weights that this rank computes with, after the update.
+
+    Args:
+        units: of this rank.
+        step: from 0.
+        reference: the same step on one device.
+    """
     for sharded in units:
         sharded.acquire()
         for slot in sharded.unit.slots:
@@ -68,7 +80,13 @@ def see_weights(
 
 
 def see_biases(routers: Iterable[Router], step: int, reference: ReferenceStep) -> Iterator[Seen]:
-    """Compare what evens out the load of experts, after the update."""
+    """Compare what evens out the load of experts, after the update.
+
+    Args:
+        routers: of this rank.
+        step: from 0.
+        reference: the same step on one device.
+    """
     for router in routers:
         name, shape = f"{router.prefix}.bias", tuple(router.bias.shape)
         declaration = Declaration(name=name, shape=shape)
@@ -125,6 +143,11 @@ def judge(seen: Iterable[Seen], limits: Sequence[StepLimits], field: str) -> Jud
 
     The stretches must cover each tensor exactly; of copies of a stretch the worst counts. A step
     that overflows has no gradients to compare, and leaves every weight as it was.
+
+    Args:
+        seen: stretches, from all ranks.
+        limits: how far each step may be off.
+        field: "grad" or "weight".
     """
     by_tensor: dict[tuple[int, str], _Places] = defaultdict(lambda: defaultdict(list))
     for item in seen:

@@ -35,6 +35,11 @@ def rows(p: int, m: int, v: int) -> tuple[Row, ...]:
     worst rank idles for (p/2 - 1)(F + I - W) between its first and last action where
     W <= I <= F <= B. The paper's (p/2 - 1)(F&B + B - 3 W) is for pairs of F and B that last
     F&B as one action.
+
+    Args:
+        p: pipeline ranks.
+        m: micro-batches per step.
+        v: chunks of layers per rank.
     """
     found = []
     for rank in range(p):
@@ -51,6 +56,11 @@ def rows_v(p: int, m: int, v: int) -> tuple[Row, ...]:
     Half of DualPipe: 2 p stages on p ranks, each stage once. At most 2 p + 1 stage activations
     are in flight. The worst rank idles for (p - 1)(F + I - W) between its first and last action
     where W <= I <= F <= B.
+
+    Args:
+        p: pipeline ranks.
+        m: micro-batches per step.
+        v: chunks of layers per rank.
     """
     return tuple(
         tuple(_numbered(_moves(rank, p, m), (rank, 0), (2 * p - 1 - rank, 0))) for rank in range(p)

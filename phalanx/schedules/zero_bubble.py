@@ -38,6 +38,11 @@ def rows_h1(p: int, m: int, v: int) -> tuple[Row, ...]:
 
     Every rank holds min(p, m) micro-batches in flight, as the first rank of 1F1B does. For
     m >= p and W <= F, W <= I, the bubble is (p - 1)(F + I - W): a third of 1F1B's if F = I = W.
+
+    Args:
+        p: pipeline ranks.
+        m: micro-batches per step.
+        v: chunks of layers per rank.
     """
     return tuple(tuple(_row(stage, m, p - 1 - stage, stage)) for stage in range(p))
 
@@ -47,6 +52,11 @@ def rows_h2(p: int, m: int, v: int) -> tuple[Row, ...]:
 
     Every rank holds min(2 p - 1, m) micro-batches in flight. For m >= 2 p - 1 and W <= F,
     W <= I, the bubble is (p - 1)(F + I - 2 W): none if F = I = W.
+
+    Args:
+        p: pipeline ranks.
+        m: micro-batches per step.
+        v: chunks of layers per rank.
     """
     return tuple(tuple(_row(stage, m, 2 * (p - 1 - stage), 2 * stage)) for stage in range(p))
 
@@ -72,6 +82,11 @@ def rows_v(p: int, m: int, v: int) -> tuple[Row, ...]:
     Rank r holds stage r on the way down and stage 2 p - 1 - r on the way up, so the first rank
     also computes the loss. At most 2 p stage activations are in flight, which is the memory of
     1F1B. For m >= 2 p - 1 and F = I = W there is no bubble.
+
+    Args:
+        p: pipeline ranks.
+        m: micro-batches per step.
+        v: chunks of layers per rank.
     """
     return tuple(tuple(_row_of_v(rank, p, m)) for rank in range(p))
 

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.core.errors import UsageError
-from phalanx.planner.asked import better_batch, both, read_limits, sequences_per_step, show_limits
+from phalanx.planner.parse import better_batch, both, read_limits, sequences_per_step, show_limits
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,6 @@ def test_limits_are_read_as_a_layout_is_and_may_name_several_values():
         ("pp=four", "pp is a whole number"),
         ("zero=7", "zero can be 0, 1, 2, 3"),
         ("schedule=pipedream", "another update"),
-        ("recompute=mlp+norms", "it has none, selective, full"),
         ("stages=4+4", "the search leaves stages at its default"),
     ],
 )
