@@ -23,14 +23,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from phalanx.planner.question import Question, ask
+from phalanx.planner.stages import block_seconds
 
 from phalanx.catalog import sustained as rates_files
 from phalanx.core.sustained import Sustained
 from phalanx.planner.estimate import step_seconds
 from phalanx.planner.published.rows import PublishedRun, read_rows, read_run
 from phalanx.planner.published.runs import baseline
-from phalanx.planner.question import Question, ask
-from phalanx.planner.stages import block_seconds
 
 Vector = NDArray[np.float64]
 

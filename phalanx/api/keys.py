@@ -224,14 +224,14 @@ def _cluster() -> Topic:
 
 
 def _framework() -> Topic:
-    from phalanx.cost.practice import PRACTICES
+    from phalanx.cost.framework import FRAMEWORKS
 
     return Topic(
         "framework",
         "option",
         "the program that is priced: how it fuses, overlaps and recomputes",
         "phalanx",
-        ", ".join(PRACTICES),
+        ", ".join(FRAMEWORKS),
         "phalanx plan llama-3.1-8b h100x64 --tokens 4Mi --framework megatron",
     )
 

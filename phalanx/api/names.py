@@ -14,7 +14,7 @@ from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Run
 from phalanx.core.units import parse_count
-from phalanx.cost.practice import PRACTICES, Practice
+from phalanx.cost.framework import FRAMEWORKS, Framework
 from phalanx.schedules.registry import find_schedule
 
 ModelLike = str | Mapping[str, object] | ModelShape
@@ -198,15 +198,15 @@ def run_of(run: RunLike) -> Run:
     return resolve_run(tables, gpus=count_gpus)
 
 
-def framework_of(name: str) -> Practice:
+def framework_of(name: str) -> Framework:
     """The framework profile of a name.
 
     Raises:
         UsageError: nobody knows it.
     """
-    if name not in PRACTICES:
-        raise unknown("framework", name, PRACTICES)
-    return PRACTICES[name]
+    if name not in FRAMEWORKS:
+        raise unknown("framework", name, FRAMEWORKS)
+    return FRAMEWORKS[name]
 
 
 def _wrong(what: str, value: object, kinds: str) -> UsageError:

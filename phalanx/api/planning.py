@@ -20,9 +20,9 @@ from phalanx.core.message import Message
 from phalanx.core.run import Recipe, Run
 from phalanx.cost.messages import rank_messages
 from phalanx.cost.refusals import refuse
-from phalanx.planner.asked import sequences_per_step
 from phalanx.planner.estimate import estimate as price
-from phalanx.planner.explain import mend
+from phalanx.planner.explain import suggest_fix
+from phalanx.planner.parse import sequences_per_step
 from phalanx.planner.sweep import Request
 from phalanx.schedules.layouts import is_asynchronous
 
@@ -63,7 +63,7 @@ def estimate(
     """
     request, asked = estimate_request(model, cluster, layout, (None, batch), seq, framework)
     return price(
-        request.shape, request.cluster, asked, request.seq, request.batch, request.practice
+        request.shape, request.cluster, asked, request.seq, request.batch, request.framework
     )
 
 
@@ -94,8 +94,8 @@ def estimate_request(
     asked = layout_on(layout, devices)
     if batch is None:
         batch = sequences_per_step(tokens_of(tokens or ""), seq, asked.dp * asked.mb)
-    practice = framework_of(framework)
-    return Request(shape=shape, cluster=devices, seq=seq, batch=batch, practice=practice), asked
+    profile = framework_of(framework)
+    return Request(shape=shape, cluster=devices, seq=seq, batch=batch, framework=profile), asked
 
 
 def suggestion(request: Request, found: Estimate) -> str:
@@ -107,7 +107,7 @@ def suggestion(request: Request, found: Estimate) -> str:
     """
     if found.fits:
         return ""
-    remedy = mend(request, found.layout)
+    remedy = suggest_fix(request, found.layout)
     return f"it fits with {remedy.changes}" if remedy else "no small change makes it fit"
 
 

@@ -14,15 +14,15 @@ from phalanx.core.layout import Layout
 from phalanx.core.run import Recipe, Run
 from phalanx.core.units import show_bytes, show_share
 from phalanx.cost.refusals import refuse
-from phalanx.planner.asked import both
-from phalanx.planner.candidates import VARIED
+from phalanx.planner.diagnosis import Diagnosis, diagnose, nothing_fits
 from phalanx.planner.explain import differences, why_not_faster, why_slower
-from phalanx.planner.finals import Ranked
 from phalanx.planner.goodput import Campaign, Conditions, campaign
-from phalanx.planner.procedure import procedure
+from phalanx.planner.heuristic import procedure
+from phalanx.planner.parse import both
+from phalanx.planner.refine import SEARCHED_KEYS
+from phalanx.planner.rerank import Ranked
 from phalanx.planner.search import Found, search
 from phalanx.planner.sweep import Request
-from phalanx.planner.why import Why, nothing_fits, why
 
 SCHEMA = 1
 
@@ -51,7 +51,7 @@ class Plan:
     found: Found
     seconds: float
     heuristic: Estimate | str
-    reasoned: Why | None = None
+    reasoned: Diagnosis | None = None
     training: Campaign | None = None
     notes: tuple[str, ...] = ()
     cluster: str = ""
@@ -87,7 +87,7 @@ class Plan:
             >>> plan.asking("tp=8").reasoned.estimate.step_seconds > plan.best.step_seconds
             True
         """
-        return replace(self, reasoned=why(self.found, layout, binary=self.binary))
+        return replace(self, reasoned=diagnose(self.found, layout, binary=self.binary))
 
     def for_training(self, tokens: str | float, conditions: Conditions | None = None) -> "Plan":
         """The same plan, with how long a whole training takes and what it costs.
@@ -155,7 +155,7 @@ class Plan:
         return Run(model=request.shape, layout=layout, recipe=recipe, cluster=request.cluster.name)
 
     def _why_untrainable(self) -> str:
-        """Why the trainer does not run the model at all, or the best layout."""
+        """Diagnosis the trainer does not run the model at all, or the best layout."""
         simple = Layout(precision=self.request.precision)
         for layout in (simple, self.best.layout):
             try:
@@ -165,7 +165,7 @@ class Plan:
         return "the trainer runs no layout that fits"
 
     def reasons(self, found: Estimate) -> tuple[str, ...]:
-        """Why a layout is slower than the best; of the best, what it spends most on."""
+        """Diagnosis a layout is slower than the best; of the best, what it spends most on."""
         return why_not_faster(found) if found is self.best else why_slower(found, self.best)
 
     def to_dict(self) -> dict[str, Any]:
@@ -175,7 +175,7 @@ class Plan:
             "schema": SCHEMA,
             "model": request.shape.name,
             "cluster": request.cluster.name,
-            "framework": request.practice.name,
+            "framework": request.framework.name,
             "devices": request.cluster.count,
             "capacity_bytes": request.capacity,
             "seq": request.seq,
@@ -184,7 +184,7 @@ class Plan:
             "candidates": found.considered,
             "feasible": found.feasible,
             "seconds": self.seconds,
-            "searched": list(VARIED),
+            "searched": list(SEARCHED_KEYS),
             "refused": dict(found.refused),
             "layouts": [
                 {"rank": ranked.rank, **self._record(ranked.estimate)} for ranked in found.ranked
@@ -228,8 +228,8 @@ class Plan:
         if asked is None:
             return None
         suggested = None
-        if asked.mend is not None:
-            suggested = {"changes": asked.mend.changes, **self._record(asked.mend.estimate)}
+        if asked.fix is not None:
+            suggested = {"changes": asked.fix.changes, **self._record(asked.fix.estimate)}
         return {
             "request": asked.asked,
             "rank": asked.rank or None,

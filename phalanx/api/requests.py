@@ -14,8 +14,8 @@ from phalanx.core.precision import Precision
 from phalanx.core.run import Recipe, Run
 from phalanx.core.units import parse_bytes, show_count
 from phalanx.cost.refusals import refuse
-from phalanx.planner.asked import better_batch, both, read_limits, sequences_per_step
-from phalanx.planner.candidates import Limits
+from phalanx.planner.parse import better_batch, both, read_limits, sequences_per_step
+from phalanx.planner.space import Limits
 from phalanx.planner.sweep import Request
 
 LARGEST = {
@@ -87,7 +87,7 @@ def request_of(
         batch=batch,
         limits={key: values for key, values in limits.items() if key != "precision"},
         precision=_precision(limits),
-        practice=framework_of(options.get("framework", "phalanx")),
+        framework=framework_of(options.get("framework", "phalanx")),
         top=top,
     )
     if options.get("trainable", False):

@@ -62,7 +62,7 @@ def run(args: Namespace) -> int:
         args.model, args.cluster, args.layout, (args.tokens, args.batch), args.seq, args.framework
     )
     found = estimate(
-        request.shape, request.cluster, layout, request.seq, request.batch, request.practice
+        request.shape, request.cluster, layout, request.seq, request.batch, request.framework
     )
     remedy = suggestion(request, found)
     if args.json:

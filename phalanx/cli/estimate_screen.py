@@ -57,7 +57,7 @@ def heading(request: Request, found: Estimate) -> Iterator[str]:
     shape, device = request.shape, request.cluster.accelerator.name
     yield (
         f"{shape.name} ({show_count(shape.params())} parameters) on "
-        f"{request.cluster.count:,} {device}, as {request.practice.name} does it"
+        f"{request.cluster.count:,} {device}, as {request.framework.name} does it"
     )
     yield (
         f"{found.layout}  |  {request.batch:,} sequences of {request.seq:,} tokens, "

@@ -10,11 +10,11 @@ from phalanx.api.plans import Plan
 from phalanx.core.estimate import Estimate, Term
 from phalanx.core.layout import Layout
 from phalanx.core.units import show_bytes, show_count, show_seconds, show_share
+from phalanx.planner.diagnosis import Diagnosis
 from phalanx.planner.explain import differences, show_signed, why_slower
-from phalanx.planner.finals import Ranked
 from phalanx.planner.goodput import DAY, Campaign
+from phalanx.planner.rerank import Ranked
 from phalanx.planner.search import Found
-from phalanx.planner.why import Why
 
 # Classes of memory in the order of the bar: letter where there are no colours, and colour.
 CLASSES = {
@@ -93,7 +93,7 @@ def heading(plan: Plan) -> list[str]:
         f"{request.shape.name} ({show_count(request.shape.params())} parameters) in "
         f"{request.precision} on {request.cluster.count:,} {device.name} of {capacity}; "
         f"{request.batch:,} sequences of {request.seq:,} tokens a step, "
-        f"as {request.practice.name} does it",
+        f"as {request.framework.name} does it",
         *plan.notes,
         f"{found.considered:,} layouts divide the devices and the batch; {found.feasible:,} fit, "
         f"{refused:,} are refused; {plan.seconds:.1f} s",
@@ -246,7 +246,7 @@ def _place(found: Found, price: Estimate) -> str:
     return f"behind the fastest {len(found.seconds):,}"
 
 
-def show_why(plan: Plan, asked: Why, console: Console) -> None:
+def show_why(plan: Plan, asked: Diagnosis, console: Console) -> None:
     """Print what there is to say about the layout that was asked for.
 
     Args:
@@ -257,12 +257,12 @@ def show_why(plan: Plan, asked: Why, console: Console) -> None:
     console.print(f"why not {asked.asked}?")
     if asked.estimate is None or asked.refusal:
         console.print(f"  {asked.refusal}")
-        if asked.mend is not None:
-            mended = asked.mend.estimate
+        if asked.fix is not None:
+            fixed = asked.fix.estimate
             console.print(
-                f"  it fits with {asked.mend.changes}: {show_seconds(mended.step_seconds)}, "
-                f"{show_bytes(mended.peak_bytes, binary=plan.binary)}, "
-                f"{_place(plan.found, mended)}"
+                f"  it fits with {asked.fix.changes}: {show_seconds(fixed.step_seconds)}, "
+                f"{show_bytes(fixed.peak_bytes, binary=plan.binary)}, "
+                f"{_place(plan.found, fixed)}"
             )
         return
     found, best = asked.estimate, plan.best

@@ -8,11 +8,11 @@ t tp.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
-from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.operator import (
     AttentionCore,
@@ -25,9 +25,10 @@ from phalanx.core.operator import (
     Width,
 )
 from phalanx.core.operators import describe
-from phalanx.cost.compute import Product, Scores, Sweep, Work
+from phalanx.cost.compute import MemoryBoundKernel, Product, Scores, Work
+from phalanx.cost.framework import Framework
 from phalanx.cost.params import expert_tp
-from phalanx.cost.practice import Practice
+from phalanx.cost.table import Column, Table
 
 HALF = 2  # bytes of an activation
 
@@ -37,37 +38,53 @@ class Slice:
     """What one rank works on in one micro-batch.
 
     Attributes:
-        shape: the model.
-        layout: degrees, mb, sp.
-        seq: s.
-        practice: how the program does it.
+        table: layouts by column.
+        framework: how the program does it.
+        in_block: it is in a block, which compile=on compiles.
     """
 
-    shape: ModelShape
-    layout: Layout
-    seq: int
-    practice: Practice
+    table: Table
+    framework: Framework
+    in_block: bool = False
 
     @property
-    def tokens(self) -> float:
+    def shape(self) -> ModelShape:
+        """The model."""
+        return self.table.model
+
+    @cached_property
+    def tokens(self) -> Column:
         """T: tokens that the products of this rank see."""
-        return self.layout.mb * self.seq / self.layout.cp
+        return self.table.mb * self.table.recipe.seq / self.table.cp
 
-    def tokens_of(self, kind: Tokens) -> float:
+    @cached_property
+    def own_tokens(self) -> Column:
+        """Tokens of the regions between products, which sp cuts."""
+        return self.tokens / np.where(self.table.sp, self.table.tp, 1)
+
+    @cached_property
+    def expert_tp(self) -> Column:
+        """Over how many tp ranks one expert is cut."""
+        return expert_tp(self.table)
+
+    def tokens_of(self, kind: Tokens) -> Column:
         """Tokens that an operator sees; experts that are not cut see only the rank's own."""
-        if kind == "gathered" or (kind == "routed" and expert_tp(self.layout) > 1):
+        if kind == "gathered":
             return self.tokens
-        return self.tokens / (self.layout.tp if self.layout.sequence_parallel else 1)
+        if kind == "own":
+            return self.own_tokens
+        return np.where(self.expert_tp > 1, self.tokens, self.own_tokens)
 
-    def channels(self, widths: tuple[Width, ...], kind: Tokens) -> float:
+    def channels(self, widths: tuple[Width, ...], kind: Tokens) -> Column:
         """Channels of tensors of this rank, all together."""
-        t = np.asarray(expert_tp(self.layout) if kind == "routed" else self.layout.tp)
-        return float(sum(width.share(t) for width in widths))
+        t = self.expert_tp if kind == "routed" else self.table.tp
+        return sum(width.share(t) for width in widths)
 
 
 def block_work(cut: Slice, *, routed: bool) -> tuple[Work, ...]:
     """The kernels of one block, dense or with experts."""
-    return kernels(describe(cut.shape).block(routed=routed).all, cut)
+    operators = describe(cut.shape).block(routed=routed).all
+    return kernels(operators, replace(cut, in_block=True))
 
 
 def head_work(cut: Slice) -> tuple[Work, ...]:
@@ -95,14 +112,14 @@ def _of_operator(operator: Operator, cut: Slice) -> Iterator[Work]:
             yield from _memory_bound(operator, operator.computes, cut)
         case CrossEntropy():
             logits = cut.channels((operator.computes.vocabulary,), "gathered") * cut.tokens
-            forward, backward = (each * logits for each in cut.practice.loss_bytes)
-            yield Sweep(operator.name, forward, backward, 4)
+            forward, backward = (each * logits for each in cut.framework.loss_bytes)
+            yield MemoryBoundKernel(operator.name, forward, backward, 4)
 
 
 def _product(operator: Operator, computes: MatrixProduct, cut: Slice) -> Product:
     """One product; of experts, one for each of equal load in kernels of their own."""
     tokens, routed = computes.tokens, computes.tokens == "routed"
-    experts = cut.shape.experts / cut.layout.ep if routed else 1.0
+    experts = cut.shape.experts / cut.table.ep if routed else 1.0
     return Product(
         operator.name,
         cut.tokens_of(tokens) * (cut.shape.top_k if routed else 1) / experts,
@@ -115,36 +132,44 @@ def _product(operator: Operator, computes: MatrixProduct, cut: Slice) -> Product
     )
 
 
-def _memory_bound(operator: Operator, computes: MemoryBound, cut: Slice) -> Iterator[Sweep]:
-    """A mask of dropout takes one byte, half an element."""
+def _memory_bound(
+    operator: Operator, computes: MemoryBound, cut: Slice
+) -> Iterator[MemoryBoundKernel]:
+    """A mask of dropout takes one byte, half an element.
+
+    A compiler fuses the passes over one tensor into one kernel, which reads and writes it once: an
+    assumption, since what it fuses across operators depends on the graph.
+    """
     size = cut.channels(computes.widths, computes.tokens) * cut.tokens_of(computes.tokens)
-    drops = computes.drops and cut.practice.dropout
+    drops = computes.drops and cut.framework.dropout
     forward = computes.forward + 0.5 * drops
-    backward = computes.backward + 2.5 * drops
-    if not cut.practice.fused_passes:
-        backward += computes.unfused
-    if forward or backward:
-        size *= computes.element
-        count = computes.kernels + drops
-        yield Sweep(
+    backward: Column = computes.backward + 2.5 * drops
+    compiled = cut.table.compile & cut.in_block
+    if not cut.framework.fused_passes:
+        backward = backward + np.where(compiled, 0.0, computes.unfused)
+    if forward or np.any(backward):
+        size = size * computes.element
+        count = np.where(compiled, 1, computes.kernels + drops)
+        yield MemoryBoundKernel(
             operator.name, forward * size, backward * size, count, operator.part, operator.is_last
         )
 
 
 def _attention(core: AttentionCore, cut: Slice) -> Iterator[Work]:
     """Scores and what they select: fused, or with every score in memory."""
-    T, s, qk, v = cut.tokens, cut.seq, core.query, core.value
+    T, s = cut.tokens, cut.table.recipe.seq
+    qk, v = core.query, core.value
     a = cut.channels((core.heads,), "gathered")
-    if cut.practice.fused_attention:
+    if cut.framework.fused_attention:
         flops = 2 * T * (s / 2) * a * (qk + v)
-        yield Scores("attention", flops, first=cut.practice.first_attention)
+        yield Scores("attention", flops, first=cut.framework.first_attention)
         return
-    heads, rows = a * cut.layout.mb, s / cut.layout.cp
+    heads, rows = a * cut.table.mb, s / cut.table.cp
     scores = HALF * a * s * T
     yield Product("scores", rows, s, qk, heads, "core", weights=False)
-    yield Sweep("softmax", 2 * scores, 3 * scores, 1, "core")
-    if cut.practice.dropout:
-        yield Sweep("score dropout", 2.5 * scores, 2.5 * scores, 1, "core")
+    yield MemoryBoundKernel("softmax", 2 * scores, 3 * scores, 1, "core")
+    if cut.framework.dropout:
+        yield MemoryBoundKernel("score dropout", 2.5 * scores, 2.5 * scores, 1, "core")
     yield Product("selected values", rows, v, s, heads, "core", weights=False)
     kept = HALF * a * T
-    yield Sweep("transpose heads", 2 * v * kept, 2 * (2 * qk + 2 * v) * kept, 4)
+    yield MemoryBoundKernel("transpose heads", 2 * v * kept, 2 * (2 * qk + 2 * v) * kept, 4)

@@ -4,10 +4,12 @@ Symbols: p ranks of the group, S bytes of the full vector, α latency of one mes
 of one rank, one way.
 """
 
-from math import ceil, log2
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from phalanx.core.errors import UsageError
+from phalanx.cost.table import Column
 
 Name = Literal[
     "broadcast",
@@ -19,7 +21,6 @@ Name = Literal[
     "reduce_scatter",
     "all_to_all",
 ]
-Algorithm = Literal["ring", "tree", "double_tree"]
 
 NAMES: tuple[Name, ...] = (
     "broadcast",
@@ -33,11 +34,22 @@ NAMES: tuple[Name, ...] = (
 )
 
 
-class Wire(NamedTuple):
+class LinkRate(NamedTuple):
     """What one rank sees of the network."""
 
-    latency: float  # α, seconds
-    bandwidth: float  # B, bytes/s one way
+    latency: Column  # α, seconds
+    bandwidth: Column  # B, bytes/s one way
+
+
+class Line(NamedTuple):
+    """What an algorithm takes: fixed seconds for its rounds, and seconds for every byte of S."""
+
+    fixed: Column
+    per_byte: Column
+
+    def at(self, S: Column) -> Column:
+        """Seconds for a vector of S bytes."""
+        return self.fixed + self.per_byte * S
 
 
 class Level(NamedTuple):
@@ -50,7 +62,7 @@ class Level(NamedTuple):
     bandwidth: float  # bytes/s one way, between one child and this level
 
 
-def bytes_sent(name: str, S: float, p: int) -> float:
+def bytes_sent(name: str, S: Column, p: Column) -> Column:
     """Bytes that the busiest rank sends, at the least.
 
         all_reduce                                     2 S (p-1)/p
@@ -67,27 +79,26 @@ def bytes_sent(name: str, S: float, p: int) -> float:
         UsageError: an unknown collective, or no ranks.
     """
     _known(name, p)
-    if p == 1:
-        return 0.0
     if name in ("broadcast", "reduce"):
-        return S
+        return S * (p > 1)
     return (2.0 if name == "all_reduce" else 1.0) * S * (p - 1) / p
 
 
-def ring_seconds(name: str, S: float, p: int, wire: Wire) -> float:
-    """Time around a ring (for all_to_all: in p - 1 exchanges of pairs).
+def ring(name: str, p: Column, link: LinkRate) -> Line:
+    """Time round a ring, p - 1 messages of S/p one after the other.
 
-        all_reduce     2 (p-1) α + 2 (p-1)/p S/B
-        the others       (p-1) α +   (p-1)/p S/B
+        all_reduce      2 (p-1) α + 2 (p-1)/p S/B
+        all_gather, reduce_scatter, all_to_all, scatter, gather
+                          (p-1) α +   (p-1)/p S/B
         broadcast, reduce (p-1) α +          S/B    pipelined in many pieces
 
     Optimal in bytes, not in rounds. Source: Patarasuk and Yuan 2009, section 3.
     """
     rounds = (2 if name == "all_reduce" else 1) * (p - 1)
-    return rounds * wire.latency + bytes_sent(name, S, p) / wire.bandwidth
+    return Line(rounds * link.latency, bytes_sent(name, 1.0, p) / link.bandwidth)
 
 
-def tree_seconds(name: str, S: float, p: int, wire: Wire) -> float:
+def tree(name: str, p: Column, link: LinkRate) -> Line:
     """Time over a binomial tree, in ceil(log2 p) rounds: fewer rounds, more bytes.
 
         broadcast, reduce           r (α + S/B)
@@ -100,25 +111,22 @@ def tree_seconds(name: str, S: float, p: int, wire: Wire) -> float:
     Source: Thakur, Rabenseifner and Gropp 2005, "Optimization of collective communication
     operations in MPICH", sections 3 and 4.
     """
-    _known(name, p)
-    if p == 1:
-        return 0.0
-    r, alpha, beta = ceil(log2(p)), wire.latency, S / wire.bandwidth
+    r, alpha, beta = _rounds(p), link.latency, 1.0 / link.bandwidth
     part = beta * (p - 1) / p
     match name:
         case "broadcast" | "reduce":
-            return r * (alpha + beta)
+            return Line(r * alpha, r * beta)
         case "all_reduce":
-            return 2 * r * (alpha + beta)
+            return Line(2 * r * alpha, 2 * r * beta)
         case "scatter" | "gather":
-            return r * alpha + part
+            return Line(r * alpha, part)
         case "all_to_all":
-            return r * (alpha + beta / 2)
+            return Line(r * alpha, r * beta / 2)
         case _:
-            return 2 * r * alpha + r * beta + part
+            return Line(2 * r * alpha, r * beta + part)
 
 
-def double_tree_seconds(name: str, S: float, p: int, wire: Wire) -> float:
+def double_tree(name: str, p: Column, link: LinkRate) -> Line:
     """Time over two complementary trees, each carrying half in many pieces, as NCCL does it.
 
         all_reduce        2 r α + 2 S/B
@@ -127,34 +135,37 @@ def double_tree_seconds(name: str, S: float, p: int, wire: Wire) -> float:
     Rounds of a tree at nearly the bytes of a ring. The rest is a plain tree. Source: Sanders,
     Speck and Traeff 2009, "Two-tree algorithms for full bandwidth broadcast, reduction and scan".
     """
-    if name not in ("all_reduce", "broadcast", "reduce") or p == 1:
-        return tree_seconds(name, S, p, wire)
-    passes = 2 if name == "all_reduce" else 1
-    return passes * (ceil(log2(p)) * wire.latency + S / wire.bandwidth)
+    if name not in ("all_reduce", "broadcast", "reduce"):
+        return tree(name, p, link)
+    passes = 2 * (p > 1) if name == "all_reduce" else 1 * (p > 1)
+    return Line(passes * _rounds(p) * link.latency, passes / link.bandwidth)
 
 
-_ALGORITHMS = {"ring": ring_seconds, "tree": tree_seconds, "double_tree": double_tree_seconds}
+def ring_seconds(name: str, S: float, p: int, link: LinkRate) -> float:
+    """Seconds of `ring` for S bytes over p ranks."""
+    return float(ring(name, p, link).at(S))
 
 
-def best_seconds(name: str, S: float, p: int, wire: Wire) -> tuple[float, Algorithm]:
-    """The fastest of the three algorithms, and which it is.
+def best_seconds(name: str, S: Column, p: Column, link: LinkRate) -> Column:
+    """The faster of ring and tree; no plain tree beats its double.
 
     Small vectors and many ranks go to trees; large vectors to the ring.
     """
-    times: list[tuple[float, Algorithm]] = [
-        (seconds(name, S, p, wire), algorithm)  # type: ignore[misc]  # keys are the literals
-        for algorithm, seconds in _ALGORITHMS.items()
-    ]
-    return min(times)
+    return np.minimum(ring(name, p, link).at(S), double_tree(name, p, link).at(S))
 
 
-def in_network_seconds(S: float, wire: Wire, gain: float = 1.3) -> float:
+def _rounds(p: Column) -> Column:
+    """The logarithm to base 2, rounded up without the error of a logarithm."""
+    return np.frexp(np.asarray(p, dtype=np.float64) - 0.5)[1]
+
+
+def in_network_seconds(S: float, link: LinkRate, gain: float = 1.3) -> float:
     """An all-reduce that the switches add up (SHARP): 2 S / (gain B), and two messages.
 
     In theory every rank sends S once, a gain near 2; measured on H100 nodes it is about 1.3.
     Source: scaling book, chapter 12, "In network reductions".
     """
-    return 2 * wire.latency + 2 * S / (gain * wire.bandwidth)
+    return float(2 * link.latency + 2 * S / (gain * link.bandwidth))
 
 
 def gather_bandwidth(levels: tuple[Level, ...], inner: int = 1) -> float:
@@ -184,8 +195,8 @@ def gather_bandwidth(levels: tuple[Level, ...], inner: int = 1) -> float:
     return 1.0 / slowest if slowest else float("inf")
 
 
-def _known(name: str, p: int) -> None:
+def _known(name: str, p: Column) -> None:
     if name not in NAMES:
         raise UsageError(f"unknown collective {name!r}; it can be {', '.join(NAMES)}")
-    if p < 1:
+    if np.any(np.asarray(p) < 1):
         raise UsageError(f"a group of {p} ranks; it needs at least 1")

@@ -2,62 +2,67 @@
 
 A product of M x K by K x N takes the slower of two clocks, arithmetic and memory. Arithmetic runs
 at the share of the peak that large products reach, less for a short inner length K, and less again
-where the tiles of the result do not fill the last wave over all cores.
+where the tiles of the result do not fill the last wave over all cores. Sizes are columns: every
+kernel of a unit is priced for all layouts of a table at once.
 
 Symbols: M, N, K sizes of a product, T tokens of a micro-batch on one rank.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
 from typing import Literal, NamedTuple
+
+import numpy as np
 
 from phalanx.core.recompute import Recompute
 from phalanx.core.sustained import Sustained
+from phalanx.cost.table import Choice, Column, Floats
 
 # Tiles of the result that libraries choose from, and what each reaches of the first one's rate.
 TILES = ((256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.85), (64, 64, 0.7))
 FUSED_BACKWARD = 2.5  # products of fused attention's backward over forward's: 5 to 2
 
-
-# What recomputation may repeat alone; see `core.layout.RECOMPUTE_PARTS`.
+# What recomputation may repeat alone; see `core.recompute.PARTS`.
 Part = Literal["block", "core", "norms", "mlp", "activation", "latent", "experts"]
 
 
 class Passes(NamedTuple):
     """Seconds of the three passes over one micro-batch: forward and the halves of backward."""
 
-    F: float = 0.0  # forward
-    I: float = 0.0  # noqa: E741  # input gradient
-    W: float = 0.0  # weight gradient
+    F: Column = 0.0  # forward
+    I: Column = 0.0  # noqa: E741  # input gradient
+    W: Column = 0.0  # weight gradient
 
     def plus(self, other: "Passes") -> "Passes":
         """Both, one after the other."""
         return Passes(self.F + other.F, self.I + other.I, self.W + other.W)
 
-    def times(self, count: float) -> "Passes":
+    def times(self, count: Column) -> "Passes":
         """All of it `count` times."""
         return Passes(self.F * count, self.I * count, self.W * count)
 
     @property
-    def total(self) -> float:
+    def total(self) -> Column:
         """Seconds of all three."""
         return self.F + self.I + self.W
 
-
-NONE = Passes()
+    @property
+    def backward(self) -> Column:
+        """Seconds of both halves of backward."""
+        return self.I + self.W
 
 
 class Product(NamedTuple):
     """A matrix product with its two gradients; `batch` independent ones in `kernels` kernels."""
 
     name: str
-    M: float
-    N: float
-    K: float
-    batch: float = 1.0
+    M: Column
+    N: Column
+    K: Column
+    batch: Column = 1.0
     part: Part = "block"
     weights: bool = True  # K x N are weights, and their gradient is a pass of its own
-    kernels: float = 1.0
+    kernels: Column = 1.0
     last: bool = False  # no backward of its own block reads the result
 
 
@@ -65,23 +70,23 @@ class Scores(NamedTuple):
     """Fused attention: the FLOP of its two products, only the half that the mask leaves."""
 
     name: str
-    flops: float
+    flops: Column
     part: Part = "core"
     first: bool = False  # by the first generation of fused kernels
 
 
-class Sweep(NamedTuple):
+class MemoryBoundKernel(NamedTuple):
     """Passes over tensors in memory: bytes read and written, and how many kernels do it."""
 
     name: str
-    forward: float
-    backward: float
-    kernels: int = 1
+    forward: Column
+    backward: Column
+    kernels: Column = 1
     part: Part = "block"
     last: bool = False
 
 
-Work = Product | Scores | Sweep
+Work = Product | Scores | MemoryBoundKernel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,33 +110,31 @@ class Machine:
     rates: Sustained
 
     def product_seconds(
-        self, M: float, N: float, K: float, batch: float = 1.0, added: float = 0.0
-    ) -> float:
+        self, M: Column, N: Column, K: Column, batch: Column = 1.0, added: Column = 0.0
+    ) -> Column:
         """The slower of arithmetic and memory for `batch` products M x K by K x N.
 
         2 M N K / (peak x share x K/(K + depth) x fill)
         (M K + K N + M N) bytes / (hbm x share)
         """
-        if M <= 0 or batch <= 0:
-            return 0.0
         rates = self.rates
         depth = rates.depth * self.peak / self.wide
         reached = self.peak * rates.product * K / (K + depth)
         arithmetic = 2 * M * N * K * batch / (reached * fill(M, N, batch, rates.cores))
         moved = batch * ((M * K + K * N + M * N) * self.element + M * N * added)
-        return max(arithmetic, moved / (self.hbm * rates.memory))
+        return np.maximum(arithmetic, moved / (self.hbm * rates.memory))
 
-    def scores_seconds(self, flops: float, *, first: bool = False) -> float:
+    def scores_seconds(self, flops: Column, *, first: bool = False) -> Column:
         """Fused attention, whose scores never leave the chip."""
         rates = self.rates
         return flops / (self.wide * (rates.attention_first if first else rates.attention))
 
-    def sweep_seconds(self, size: float) -> float:
+    def memory_seconds(self, size: Column) -> Column:
         """Reading and writing `size` bytes."""
         return size / (self.hbm * self.rates.memory)
 
 
-def fill(M: float, N: float, batch: float, cores: int) -> float:
+def fill(M: Column, N: Column, batch: Column, cores: int) -> Column:
     """Share of the cores that are busy while the tiles of the result are made, for the best tile.
 
     The last wave runs as long as a full one. Source: NVIDIA, "Matrix Multiplication Background
@@ -139,142 +142,139 @@ def fill(M: float, N: float, batch: float, cores: int) -> float:
     """
     if cores == 1:
         return 1.0
-    best = 0.0
-    for rows, columns, rate in TILES:
-        tiles = ceil(M / rows) * ceil(N / columns) * batch
-        exact = M * N * batch / (rows * columns)
-        best = max(best, rate * exact / (ceil(tiles / cores) * cores))
+    best: Column = 0.0
+    for height, width, rate in TILES:
+        tiles = np.ceil(M / height) * np.ceil(N / width) * batch
+        exact = M * N * batch / (height * width)
+        best = np.maximum(best, rate * exact / (np.ceil(tiles / cores) * cores))
     return best
 
 
 @dataclass(frozen=True)
-class Cost:
-    """Seconds of some work, by what limits them.
+class Kernels:
+    """Kernels of a unit with their prices, in arrays of shape (passes, kernels, ...).
+
+    The dots are the shape of the table.
 
     Attributes:
-        peak: what its products would take at the peak.
-        scores_peak: what its attention would take at the peak.
-        products: matrix products.
-        attention: fused attention.
-        sweeps: passes over memory.
-        kernels: number of kernels, not seconds.
+        works: what they do.
+        seconds: in F, I and W.
+        peak: the same at the peak of the device; what is bound by memory has none.
+        launches: number of kernels in forward and in backward.
     """
 
-    peak: Passes = NONE
-    scores_peak: Passes = NONE
-    products: Passes = NONE
-    attention: Passes = NONE
-    sweeps: Passes = NONE
-    kernels: Passes = NONE
+    works: tuple[Work, ...]
+    seconds: Floats
+    peak: Floats
+    launches: Floats
 
-    def plus(self, other: "Cost") -> "Cost":
-        """Both, one after the other."""
-        return Cost(
-            self.peak.plus(other.peak),
-            self.scores_peak.plus(other.scores_peak),
-            self.products.plus(other.products),
-            self.attention.plus(other.attention),
-            self.sweeps.plus(other.sweeps),
-            self.kernels.plus(other.kernels),
-        )
+    def sum(self, kind: type | None = None) -> Passes:
+        """Seconds of the kernels of one kind, or of all, one after the other."""
+        return Passes(*self.seconds[:, self._are(kind)].sum(axis=1))
 
-    @property
-    def busy(self) -> Passes:
-        """Seconds that the device works."""
-        return self.products.plus(self.attention).plus(self.sweeps)
+    def at_peak(self, kind: type) -> Passes:
+        """What those of one kind would take at the peak."""
+        return Passes(*self.peak[:, self._are(kind)].sum(axis=1))
 
+    def _are(self, kind: type | None) -> list[bool]:
+        return [kind is None or isinstance(work, kind) for work in self.works]
 
-def price(work: Work, machine: Machine) -> Cost:
-    """Seconds of one piece of work in each pass."""
-    match work:
-        case Product():
-            return _product(work, machine)
-        case Scores():
-            passes = Passes(1.0, FUSED_BACKWARD)
-            return Cost(
-                scores_peak=Passes(1.0, 2.0).times(work.flops / machine.wide),
-                attention=passes.times(machine.scores_seconds(work.flops, first=work.first)),
-                kernels=Passes(1, 2),
-            )
-        case Sweep():
-            return Cost(
-                sweeps=Passes(
-                    machine.sweep_seconds(work.forward), machine.sweep_seconds(work.backward)
-                ),
-                kernels=Passes(work.kernels, work.kernels),
-            )
+    def repeated(self, recompute: Choice[Recompute], *, stops_early: bool) -> "Again":
+        """The part of the forward that backward repeats.
 
-
-def _product(work: Product, machine: Machine) -> Cost:
-    M, N, K, batch = work.M, work.N, work.K, work.batch
-    ideal = 2 * M * N * K * batch / machine.peak
-    forward = machine.product_seconds(M, N, K, batch)
-    inputs = machine.product_seconds(M, K, N, batch)
-    added = machine.accumulate if work.weights else 0.0
-    others = machine.product_seconds(K, N, M, batch, added)
-    if work.weights:
-        return Cost(
-            peak=Passes(ideal, ideal, ideal),
-            products=Passes(forward, inputs, others),
-            kernels=Passes(work.kernels, work.kernels, work.kernels),
-        )
-    return Cost(
-        peak=Passes(ideal, 2 * ideal),
-        products=Passes(forward, inputs + others),
-        kernels=Passes(work.kernels, 2 * work.kernels),
-    )
-
-
-def total(works: tuple[Work, ...], machine: Machine) -> Cost:
-    """Seconds of all of them, one after the other."""
-    cost = Cost()
-    for work in works:
-        cost = cost.plus(price(work, machine))
-    return cost
+        none: nothing; selective: the attention core; full: everything, but for what only later
+        blocks read if recomputation stops early; full:k: that of every k-th block only; parts:
+        those; operators: all but the attention core, and of the products every second one.
+        """
+        shares = [_repeated_shares(self.works, mode, stops_early) for mode in recompute.values]
+        forward = np.stack([self.seconds[0], self.launches[0]])
+        each = np.tensordot(np.array(shares), forward, axes=([1], [1]))  # values x 2 x table
+        return Again(*(_pick(each[:, i], recompute.codes) for i in range(2)))
 
 
 class Again(NamedTuple):
     """The forward that backward repeats: seconds, and the number of kernels."""
 
-    seconds: float = 0.0
-    kernels: float = 0.0
+    seconds: Column = 0.0
+    kernels: Column = 0.0
 
 
-def again(
-    works: tuple[Work, ...], machine: Machine, recompute: Recompute, *, stops_early: bool
-) -> Again:
-    """What of the forward of a block backward repeats.
+def price(works: Sequence[Work], machine: Machine) -> Kernels:
+    """Seconds of every kernel in each pass, one at a time.
 
-    none: nothing; selective: the attention core; full: everything, but for what only later blocks
-    read if recomputation stops early; full:k: that of every k-th block only; parts: those;
-    operators: all but the attention core, and of the products every second one.
+    Args:
+        works: what a unit does for one micro-batch.
+        machine: the device.
     """
-    parts = set(recompute.parts)
-    if "mlp" in parts:
-        parts.add("activation")
-    repeated: list[Work]
-    if recompute.segment:
-        return _whole_again(works, machine, recompute, stops_early=stops_early)
-    if "operators" in parts:
-        products = [w for w in works if isinstance(w, Product)]
-        repeated = [*(w for w in works if isinstance(w, Sweep)), *products[1::2]]
-    else:
-        repeated = [w for w in works if w.part in parts]
-    cost = total(tuple(repeated), machine)
-    return Again(cost.busy.F, cost.kernels.F)
+    shape = np.broadcast_shapes(*(np.shape(size) for work in works for size in _sizes(work)))
+    seconds = np.zeros((3, len(works), *shape))
+    peak, launches = np.zeros_like(seconds), np.zeros((2, *seconds.shape[1:]))
+    for i, work in enumerate(works):
+        match work:
+            case Scores():
+                forward = machine.scores_seconds(work.flops, first=work.first)
+                seconds[:2, i] = np.stack((forward, FUSED_BACKWARD * forward))
+                peak[:2, i] = np.stack((work.flops, 2.0 * work.flops)) / machine.wide
+                launches[0, i], launches[1, i] = 1, 2
+            case MemoryBoundKernel():
+                seconds[0, i] = machine.memory_seconds(work.forward)
+                seconds[1, i] = machine.memory_seconds(work.backward)
+                launches[:, i] = work.kernels
+    places = [i for i, work in enumerate(works) if isinstance(work, Product)]
+    products = tuple(work for work in works if isinstance(work, Product))
+    if products:
+        seconds[:, places], peak[:, places] = _products(products, machine, shape)
+        launches[0, places] = np.stack([np.broadcast_to(w.kernels, shape) for w in products])
+        launches[1, places] = 2 * launches[0, places]
+    return Kernels(tuple(works), seconds, peak, launches)
 
 
-def _whole_again(
-    works: tuple[Work, ...], machine: Machine, recompute: Recompute, *, stops_early: bool
-) -> Again:
-    """A whole block; only the last one of a segment of k may stop early."""
-    k = recompute.segment
-    everything = total(works, machine)
-    left_out = total(tuple(w for w in works if stops_early and _is_last(w)), machine)
-    return Again(
-        everything.busy.F - left_out.busy.F / k, everything.kernels.F - left_out.kernels.F / k
-    )
+def _products(
+    products: Sequence[Product], machine: Machine, shape: tuple[int, ...]
+) -> tuple[Floats, Floats]:
+    """Seconds and seconds at the peak of all products, in F, I and W."""
+
+    def stacked(sizes: Sequence[Column]) -> Floats:
+        return np.stack([np.broadcast_to(np.asarray(x, np.float64), shape) for x in sizes])
+
+    M, N, K = (stacked([getattr(work, size) for work in products]) for size in "MNK")
+    batch = stacked([work.batch for work in products])
+    learns = np.array([work.weights for work in products])
+    column = learns.reshape(-1, *(1,) * len(shape))
+    added = np.stack((0 * M, 0 * M, machine.accumulate * column + 0 * M))
+    sizes = (np.stack((M, M, K)), np.stack((N, K, N)), np.stack((K, N, M)))
+    seconds = machine.product_seconds(*sizes, np.stack((batch,) * 3), added)
+    peak = np.stack((2 * M * N * K * batch / machine.peak,) * 3)
+    for table in (seconds, peak):  # without weights both gradients are one pass
+        table[1] += np.where(column, 0.0, table[2])
+        table[2] = np.where(column, table[2], 0.0)
+    return seconds, peak
 
 
-def _is_last(work: Work) -> bool:
-    return not isinstance(work, Scores) and work.last
+def _sizes(work: Work) -> tuple[Column, ...]:
+    return tuple(size for size in work if not isinstance(size, str | bool))
+
+
+def _repeated_shares(works: Sequence[Work], mode: Recompute, stops_early: bool) -> list[float]:
+    """Which share of each kernel's forward one mode of recomputation repeats."""
+    if mode.segment:  # only the last block of a segment may stop early
+        last = 1 - 1 / mode.segment if stops_early else 1.0
+        return [last if not isinstance(work, Scores) and work.last else 1.0 for work in works]
+    if "operators" in mode.parts:
+        products = [i for i, work in enumerate(works) if isinstance(work, Product)]
+        second = set(products[1::2])
+        bound = [isinstance(work, MemoryBoundKernel) for work in works]
+        return [float(is_bound or i in second) for i, is_bound in enumerate(bound)]
+    parts = mode.parts | ({"activation"} if "mlp" in mode.parts else set())
+    return [float(work.part in parts) for work in works]
+
+
+def _pick(each: Floats, codes: Column) -> Floats:
+    """The row of `each`, of shape (values, ...), that every place of the table has."""
+    if len(each) == 1:
+        only: Floats = each[0]
+        return only
+    table = np.broadcast_shapes(each.shape[1:], np.shape(codes))
+    spread = np.broadcast_to(each, (len(each), *table))
+    found: Floats = np.take_along_axis(spread, np.broadcast_to(codes, table)[None], axis=0)[0]
+    return found

@@ -7,7 +7,7 @@ Symbols: E experts, e ep.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -115,11 +115,11 @@ class Held(NamedTuple):
         experts: held only by ranks with the same place along ep.
     """
 
-    shared: int = 0
-    experts: int = 0
+    shared: Any = 0
+    experts: Any = 0
 
     @property
-    def total(self) -> int:
+    def total(self) -> Any:
         """All of them."""
         return self.shared + self.experts
 
@@ -183,7 +183,7 @@ def stage_layers(shape: ModelShape, layout: Layout, stage: int) -> range:
     return layers_of_slice(layers_of_stages(layout, shape.layers), stage)
 
 
-def copies(layout: Layout) -> Held:
+def copies(layout: Layout | Table) -> Held:
     """Over how many ranks ZeRO spreads the state of shared parameters, and that of experts.
 
     Shared parameters are alike on all dp x cp ranks of one shard group, experts only on those
@@ -191,9 +191,9 @@ def copies(layout: Layout) -> Held:
     """
     group = layout.shards * layout.cp
     experts = group * layout.tp // (layout.ep * expert_tp(layout))
-    return Held(group, max(experts, 1))
+    return Held(group, np.maximum(experts, 1)[()])
 
 
-def expert_tp(layout: Layout) -> int:
+def expert_tp(layout: Layout | Table) -> Any:
     """Over how many tp ranks one expert is cut."""
-    return int(Cuts.of(layout).experts_t)
+    return Cuts.of(layout).experts_t[()]

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from phalanx.core.errors import UsageError
-from phalanx.core.layout import Layout
 from phalanx.core.precision import STRETCH, Precision
 from phalanx.cost.saved import Saved
 
@@ -46,15 +45,15 @@ def operand_bytes(precision: Precision, width: int) -> OperandBytes:
     return OperandBytes(width)
 
 
-def as_operands(saved: Iterable[Saved], layout: Layout) -> Iterator[Saved]:
+def as_operands(saved: Iterable[Saved], precision: Precision) -> Iterator[Saved]:
     """What a block keeps, once it keeps inputs of products as they multiply.
 
     The attention result is read by attention too, so it is kept in both formats, unless attention
     is computed again.
     """
-    element = element_bytes(layout.precision)[0]
+    element = element_bytes(precision)[0]
     for item in saved:
-        operand = sum(operand_bytes(layout.precision, round(item.bytes / element)))
+        operand = sum(operand_bytes(precision, round(item.bytes / element)))
         if item.read_by == "both" and operand != item.bytes:
             by_core = item.freed_by | {"core"}
             yield item._replace(name="softmax times values", freed_by=by_core)

@@ -70,6 +70,7 @@ class Stack:
         adds_apart: a product leaves the gradient of its matrix apart, and another pass adds it up.
         travels_on: under ZeRO-2 and 3 the last gradient of a micro-batch may travel until the
             backward of the next.
+        keeps_gates: the gate of a swiglu is saved with its inputs.
         logit_kept: bytes that each logit keeps from forward to backward.
         logit_peak: bytes that each logit holds at the worst moment of the loss, where the
             vocabulary is cut over tp.
@@ -93,6 +94,7 @@ class Stack:
     reduced_apart: bool = False
     adds_apart: bool = False
     travels_on: bool = False
+    keeps_gates: bool = False
     logit_kept: float = 4.0
     logit_peak: float = 10.0
     logit_peak_whole: float = 12.0

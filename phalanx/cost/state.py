@@ -6,6 +6,7 @@ Symbols: d ranks that share one sharded copy.
 from typing import NamedTuple
 
 from phalanx.core.errors import UsageError
+from phalanx.cost.table import Column
 
 
 class StateBytes(NamedTuple):
@@ -15,18 +16,18 @@ class StateBytes(NamedTuple):
     (arXiv:1910.02054), section 3.1.
     """
 
-    weights: float = 2.0  # what the matrix products read
-    gradients: float = 2.0
-    master: float = 4.0  # the fp32 copy that the optimizer updates
-    moments: float = 8.0  # two fp32 running means of Adam
+    weights: Column = 2.0  # what the matrix products read
+    gradients: Column = 2.0
+    master: Column = 4.0  # the fp32 copy that the optimizer updates
+    moments: Column = 8.0  # two fp32 running means of Adam
 
     @property
-    def optimizer(self) -> float:
+    def optimizer(self) -> Column:
         """Master copy and moments: the share that ZeRO-1 cuts."""
         return self.master + self.moments
 
     @property
-    def total(self) -> float:
+    def total(self) -> Column:
         """All of them."""
         return self.weights + self.gradients + self.optimizer
 
@@ -80,4 +81,4 @@ def elements_moved(zero: int, *, reshard: bool = True) -> float:
 
 def largest_model(memory: float, state: StateBytes = MIXED_ADAM) -> float:
     """Parameters whose unsharded state fills `memory` bytes, activations left out."""
-    return memory / state.total
+    return float(memory / state.total)

@@ -5,7 +5,7 @@ that is written once over columns serves the search, an estimate of one layout, 
 the trainer is held against.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, TypeVar
 
@@ -24,6 +24,7 @@ from phalanx.schedules.registry import find_schedule
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Booleans = NDArray[np.bool_]
+Column = Any  # a number, or an array of them whose shape broadcasts with those beside it
 
 T = TypeVar("T")
 _DEGREES = ("dp", "pp", "tp", "cp", "ep", "zero", "mb", "logits")
@@ -62,8 +63,12 @@ class Choice(Generic[T]):
         return result
 
     def take(self, which: Integers | Booleans) -> "Choice[T]":
-        """Some of the rows."""
-        return Choice(self.values, self.codes[which])
+        """Some of the rows; one value for all of them stays."""
+        return Choice(self.values, some_rows(self.codes, which))
+
+    def of_shape(self, *shape: int) -> "Choice[T]":
+        """The same in another shape."""
+        return Choice(self.values, self.codes.reshape(shape))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,18 +139,35 @@ class Table:
         """The one row of a run."""
         return cls.of(run.model, run.recipe, [run.layout])
 
-    def take(self, which: Integers | Booleans, **columns: Integers | Booleans) -> "Table":
-        """Some of the rows, or some of them several times, with new values in some columns."""
-        taken = {
-            field.name: getattr(self, field.name)
-            for field in fields(self)
-            if field.name not in ("model", "recipe", "precision", *columns)
-        }
+    def take(self, which: Integers | Booleans, **columns: Any) -> "Table":
+        """Some of the rows, or some of them several times, with new values in some columns.
+
+        A column of one value for all rows stays what it is.
+        """
         some: dict[str, Any] = {
-            key: value.take(which) if isinstance(value, Choice) else value[which]
-            for key, value in taken.items()
+            key: value.take(which) if isinstance(value, Choice) else some_rows(value, which)
+            for key, value in self._columns()
+            if key not in columns
         }
         return replace(self, **(some | columns))
+
+    @property
+    def tall(self) -> "Table":
+        """Columns of shape (rows, 1), which meet the (1, shardings) of ways to shard them."""
+        return self.of_shape(-1, 1)
+
+    def of_shape(self, *shape: int) -> "Table":
+        """Every column in another shape."""
+        some: dict[str, Any] = {
+            key: value.of_shape(*shape) if isinstance(value, Choice) else value.reshape(shape)
+            for key, value in self._columns()
+        }
+        return replace(self, **some)
+
+    def _columns(self) -> Iterator[tuple[str, Any]]:
+        for field in fields(self):
+            if field.name not in ("model", "recipe", "precision"):
+                yield field.name, getattr(self, field.name)
 
     @property
     def m(self) -> Integers:
@@ -187,6 +209,11 @@ class Table:
     def tokens(self) -> Integers:
         """Of one micro-batch on one cp rank, padding included."""
         return self.padded_seq // self.cp * self.mb
+
+
+def some_rows(column: Column, which: Any) -> Column:
+    """Some rows of a column; one value for all rows stays what it is."""
+    return column if np.ndim(column) == 0 or len(column) == 1 else column[which]
 
 
 def _integers(values: Iterable[int]) -> Integers:

@@ -25,7 +25,7 @@ def tensor_layer_bytes(shape: ModelShape, layout: Layout, seq: int) -> float:
     Sources: Shoeybi et al. 2019 (arXiv:1909.08053), figure 4; Korthikanti et al. 2022
     (arXiv:2205.05198), section 4.2.2.
     """
-    return 4 * bytes_sent("all_reduce", hidden_bytes(shape, layout, seq), layout.tp)
+    return 4 * float(bytes_sent("all_reduce", hidden_bytes(shape, layout, seq), layout.tp))
 
 
 def pipeline_boundary_bytes(shape: ModelShape, layout: Layout, seq: int) -> float:
@@ -59,7 +59,7 @@ def expert_layer_bytes(shape: ModelShape, layout: Layout, seq: int) -> float:
     """
     tokens = layout.mb * seq / layout.cp / (layout.tp if layout.sequence_parallel else 1)
     dispatched = HALF * shape.top_k * tokens * shape.hidden
-    return 4 * bytes_sent("all_to_all", dispatched, layout.ep)
+    return 4 * float(bytes_sent("all_to_all", dispatched, layout.ep))
 
 
 def data_step_bytes(params: float, layout: Layout, gradient_bytes: float = 2.0) -> float:
@@ -74,9 +74,9 @@ def data_step_bytes(params: float, layout: Layout, gradient_bytes: float = 2.0) 
     d = layout.shards if layout.zero else layout.dp
     gradients, weights = params * gradient_bytes, params * HALF
     if layout.zero == 0:
-        return bytes_sent("all_reduce", gradients, d)
+        return float(bytes_sent("all_reduce", gradients, d))
     gathers = 2 if layout.zero == 3 else 1
     within = bytes_sent("reduce_scatter", gradients, d) + gathers * bytes_sent(
         "all_gather", weights, d
     )
-    return within + bytes_sent("all_reduce", gradients / d, layout.replicas)
+    return float(within + bytes_sent("all_reduce", gradients / d, layout.replicas))

@@ -1,83 +1,11 @@
-"""Tables of layouts: one row each, their keys in columns of numbers.
+"""Helpers of tables: rows multiplied by values, and rows that differ."""
 
-A search looks at millions of layouts, which as values would take minutes and gigabytes.
-"""
-
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import reduce
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Integers = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Booleans = NDArray[np.bool_]
-
-
-def largest(columns: Iterable[Floats]) -> Floats:
-    """The largest of several columns, whose shapes may differ."""
-    return reduce(np.maximum, columns)
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Layouts by column; see `core.layout.Layout` for what most of them mean.
-
-    Attributes:
-        dp, pp, tp, cp, ep, mb: as in a layout.
-        m: micro-batches per step and rank.
-        variant: place in `Space.variants`: schedule and v.
-        sp: 0 or 1.
-        recompute: place in `core.layout.MODES`.
-    """
-
-    dp: Integers
-    pp: Integers
-    tp: Integers
-    cp: Integers
-    ep: Integers
-    mb: Integers
-    m: Integers
-    variant: Integers
-    sp: Integers
-    recompute: Integers
-
-    def __len__(self) -> int:
-        return len(self.dp)
-
-    def take(self, which: Integers | Booleans, **columns: Integers) -> "Rows":
-        """Some of the rows, or some of them several times, with new values in some columns."""
-        taken = {
-            field.name: getattr(self, field.name)[which]
-            for field in fields(self)
-            if field.name not in columns
-        }
-        return Rows(**taken, **columns)
-
-    @property
-    def tall(self) -> "Rows":
-        """Columns of shape (rows, 1), which meet the (1, shards) of a `Sharding`."""
-        return Rows(**{field.name: getattr(self, field.name)[:, None] for field in fields(self)})
-
-    @property
-    def flat(self) -> "Rows":
-        """Columns of shape (rows,) again."""
-        return Rows(**{field.name: getattr(self, field.name)[:, 0] for field in fields(self)})
-
-
-class Sharding(NamedTuple):
-    """A ZeRO stage, and the numbers of ranks that may share one sharded copy, of shape (1, n)."""
-
-    zero: int
-    shards: Integers
-
-
-def rows_of_degrees(dp: Integers, pp: Integers, tp: Integers, cp: Integers) -> Rows:
-    """Rows of which only the degrees are settled."""
-    one, none = np.ones_like(dp), np.zeros_like(dp)
-    return Rows(dp, pp, tp, cp, one, one, one, none, none, none)
+from phalanx.cost.table import Floats, Integers
 
 
 class Ragged:

@@ -1,4 +1,4 @@
-"""Says why: what makes one layout slower than another, what refuses one, and what would mend it."""
+"""Says why: what makes one layout slower than another, what refuses one, and what would fix it."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -29,7 +29,7 @@ class Difference(NamedTuple):
         return f"{show_signed(self.seconds)} {self.name}"
 
 
-class Mend(NamedTuple):
+class Fix(NamedTuple):
     """A change that makes a layout fit.
 
     Attributes:
@@ -90,7 +90,7 @@ def shortage(found: Estimate, *, binary: bool = False) -> str:
     )
 
 
-def mend(request: Request, layout: Layout) -> Mend | None:
+def suggest_fix(request: Request, layout: Layout) -> Fix | None:
     """The smallest change that makes a layout fit, and of those the fastest.
 
     One key that leaves the mesh as it is; two of them, or ranks moved from dp to another axis;
@@ -105,17 +105,17 @@ def mend(request: Request, layout: Layout) -> Mend | None:
             found for change in dict.fromkeys(changes) if (found := _try(request, layout, change))
         ]
         if fitting:
-            return min(fitting, key=lambda mended: mended.estimate.step_seconds)
+            return min(fitting, key=lambda fix: fix.estimate.step_seconds)
     return None
 
 
-def _try(request: Request, layout: Layout, changed: Layout) -> Mend | None:
+def _try(request: Request, layout: Layout, changed: Layout) -> Fix | None:
     shape, cluster, seq, batch = request.shape, request.cluster, request.seq, request.batch
     try:
-        found = estimate(shape, cluster, changed, seq, batch, request.practice)
+        found = estimate(shape, cluster, changed, seq, batch, request.framework)
     except RefusedError:
         return None
-    return Mend(_changes(layout, changed), found) if found.fits else None
+    return Fix(_changes(layout, changed), found) if found.fits else None
 
 
 def _changes(before: Layout, after: Layout) -> str:

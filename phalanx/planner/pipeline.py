@@ -3,169 +3,187 @@
 Symbols: m micro-batches per step and rank, p pipeline ranks.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from phalanx.core.estimate import Term
+from phalanx.core.layout import Layout
+from phalanx.core.model import ModelShape
+from phalanx.core.operator import UnitName
 from phalanx.core.schedule import Kind
-from phalanx.cost.blocks import HALF
 from phalanx.cost.compute import Passes
-from phalanx.cost.wires import Group, seconds
-from phalanx.planner.pace import Floats, makespans
-from phalanx.planner.question import Question
-from phalanx.planner.stages import PEAKS, UnitCost, group_links, stage_units
-from phalanx.schedules.layouts import num_stages, placement
+from phalanx.cost.table import Floats, Integers
+from phalanx.planner.fast_simulation import makespans
+from phalanx.planner.units import (
+    ACCUMULATION,
+    ATTENTION,
+    LAUNCH,
+    MEMORY,
+    OFFLOAD,
+    PRODUCTS,
+    RECOMPUTE,
+    UPDATES,
+    WEIGHTS,
+    UnitSeconds,
+)
+from phalanx.schedules.layouts import layers_of_stages, placement
 
 # What the time inside the pipeline goes to, and how a report calls it.
 INSIDE = {
-    "products": "matrix products",
-    "attention": "attention",
-    "sweeps": "passes over memory",
-    "accumulation": "adding gradients up",
-    "recompute": "recomputation",
-    "launch": "waiting for kernel launches",
+    PRODUCTS: "matrix products",
+    ATTENTION: "attention",
+    MEMORY: "passes over memory",
+    ACCUMULATION: "adding gradients up",
+    RECOMPUTE: "recomputation",
+    LAUNCH: "waiting for kernel launches",
     "tensor": "tensor axis",
     "context": "context axis",
     "expert": "expert axis",
-    "weights": "weights and gradients of ZeRO",
+    WEIGHTS: "weights and gradients of ZeRO",
+    OFFLOAD: "waiting for offloaded activations",
+    UPDATES: "updates between micro-batches",
 }
-ALL = "all"
-HOPS = "hops"
 
-StageTerms = dict[str, Passes]
+
+def stage_counts(shape: ModelShape, layout: Layout) -> dict[UnitName, Integers]:
+    """How many of each unit every stage of one copy of the model holds."""
+    sizes = np.array(layers_of_stages(layout, shape.layers), dtype=np.int64)
+    before = np.cumsum(sizes) - sizes
+    dense_layers = shape.dense_layers if shape.is_moe else shape.layers
+    dense = np.clip(dense_layers - before, 0, sizes)
+    first, last = np.zeros_like(sizes), np.zeros_like(sizes)
+    first[0] = last[-1] = 1
+    return {
+        "embedding": first,
+        "dense block": dense,
+        "routed block": sizes - dense,
+        "head": last,
+    }
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The step from the first forward to the last backward.
+    """A pipeline with the seconds of its stages.
 
     Attributes:
-        units: of every stage, with their number.
-        stages: seconds of one micro-batch on every stage, by what they go to, and `ALL`.
-        pace: the pipeline rank that works longest.
-        terms: its time, idle time included; they add up to the whole.
-        bubble: its idle share.
+        layout: the schedule and its sizes.
+        m: micro-batches.
+        terms: seconds of one micro-batch on every stage by what they go to, arrays of shape
+            (passes, stages); stages of both copies, where the schedule holds the model twice.
+        peak: of products and attention at the peak, likewise.
+        hop: seconds to carry one tensor to the next rank.
     """
 
-    units: list[list[tuple[UnitCost, int]]]
-    stages: list[StageTerms]
-    pace: int
-    terms: tuple[Term, ...]
-    bubble: float
+    layout: Layout
+    m: int
+    terms: dict[str, Floats]
+    peak: dict[str, Floats]
+    hop: float
 
+    @classmethod
+    def of(
+        cls,
+        layout: Layout,
+        m: int,
+        units: Mapping[UnitName, UnitSeconds],
+        counts: Mapping[UnitName, Integers],
+        hop: float,
+    ) -> "Pipeline":
+        """Stages that hold so many of each unit."""
+        copies = placement(layout).copies
 
-def pipeline(question: Question, *, itemised: bool = True) -> Pipeline:
-    """Play the schedule, and say what the rank that sets the pace does all the time.
+        def stages(of_unit: Mapping[UnitName, Mapping[str, Passes]]) -> dict[str, Floats]:
+            sums: dict[str, Floats] = {}
+            for unit, terms in of_unit.items():
+                for name, passes in terms.items():
+                    each = np.outer([np.max(column) for column in passes], counts[unit])
+                    sums[name] = sums.get(name, 0.0) + each
+            return {name: np.tile(each, copies) for name, each in sums.items()}
 
-    Args:
-        question: what is priced.
-        itemised: price every part by playing the schedule without it too; else all the time is
-            one term.
-    """
-    layout, m = question.layout, question.micro_batches
-    units = [stage_units(question, stage) for stage in range(num_stages(layout))]
-    stages = [_total(each) for each in units]
-    ranks = ranks_of_stages(question)
-    gains = _play(question, stages, ranks, itemised=itemised)
-    if not itemised:
-        return Pipeline(units, stages, 0, (Term("pipeline", gains[ALL]),), 0.0)
-    busy = _busy(stages, ranks, m, layout.pp)
-    pace = max(range(layout.pp), key=lambda rank: busy[rank][ALL].total)
-    own, lasts = busy[pace], gains[ALL]
-    idle = max(lasts - own[ALL].total, 0.0)
-    terms = [_inside(name, own, gains) for name in INSIDE if own.get(name, Passes()).total > 0]
-    if layout.pp > 1:
-        terms.append(_idle(idle, min(gains[HOPS], idle)))
-    return Pipeline(units, stages, pace, tuple(terms), idle / lasts)
+        terms = stages({unit: found.terms for unit, found in units.items()})
+        peak = stages({unit: found.peak for unit, found in units.items()})
+        return cls(layout, m, terms, peak, hop)
 
+    @property
+    def total(self) -> Floats:
+        """Seconds of one micro-batch on every stage, of shape (passes, stages)."""
+        result: Floats = sum(self.terms.values(), np.zeros(()))
+        return result
 
-def ranks_of_stages(question: Question) -> tuple[int, ...]:
-    """The rank of every stage of the schedule, which may hold the model twice."""
-    return placement(question.layout).ranks
+    @property
+    def busy(self) -> Floats:
+        """Seconds that every rank works in a step."""
+        return self._of_ranks(self.total)
 
+    @property
+    def busiest(self) -> int:
+        """The pipeline rank that works longest."""
+        return int(self.busy.argmax())
 
-def hop_bytes(question: Question) -> float:
-    """One tensor between stages: b s h, of which each tp rank carries its part."""
-    layout = question.layout
-    return HALF * layout.mb * question.seq / layout.cp * question.shape.hidden / layout.tp
+    def _of_ranks(self, stages: Floats) -> Floats:
+        """Seconds of a step on every rank; copies of the model share the micro-batches."""
+        where = placement(self.layout)
+        each = stages.sum(axis=0) * self.m / where.copies
+        sums: Floats = np.bincount(
+            np.array(where.ranks), weights=each, minlength=self.layout.pp
+        ).astype(np.float64)
+        return sums
 
+    def seconds(self) -> float:
+        """From the first forward to the last backward."""
+        return float(self._play([self.total], [self.hop])[0])
 
-def hop_seconds(question: Question) -> float:
-    """How long it takes to the next stage."""
-    if question.layout.pp == 1:
-        return 0.0
-    on = group_links(question, Group(question.layout.pp, question.stride["pp"]))
-    return seconds("send", hop_bytes(question), on)
+    def report(self) -> tuple[tuple[Term, ...], float]:
+        """What the busiest rank does all the time, and the share of it in which it is idle.
 
+        Every part is worth what the schedule gains when it is played without it.
+        """
+        names = [name for name in INSIDE if name in self.terms]
+        sets = [self.total, self.total, *(self._without(name) for name in names)]
+        hops = [self.hop, 0.0, *[self.hop] * len(names)]
+        lasts, *shorter = self._play(sets, hops).tolist()
+        gains = dict(zip(("hops", *names), (lasts - time for time in shorter), strict=True))
+        rank = self.busiest
+        terms = [
+            self._term(name, rank, gains[name])
+            for name in names
+            if self._of_ranks(self.terms[name])[rank] > 0
+        ]
+        idle = max(lasts - float(self.busy[rank]), 0.0)
+        if self.layout.pp > 1:
+            terms.append(_idle(idle, min(gains["hops"], idle)))
+        return tuple(terms), idle / lasts
 
-def _total(units: list[tuple[UnitCost, int]]) -> StageTerms:
-    total: StageTerms = {}
-    everything = Passes()
-    for unit, count in units:
-        for name, passes in unit.terms.items():
-            total[name] = total.get(name, Passes()).plus(passes.times(count))
-        everything = everything.plus(unit.seconds.times(count))
-    return {**total, ALL: everything}
+    def _without(self, name: str) -> Floats:
+        """Stages without one part; products only as fast as the peak allows."""
+        return self.total - self.terms[name] + self.peak.get(name, 0.0)
 
+    def _term(self, name: str, rank: int, gain: float) -> Term:
+        """One part of the work; products and attention against what the peak allows."""
+        lasts, label = float(self._of_ranks(self.terms[name])[rank]), INSIDE[name]
+        if name not in self.peak:
+            return Term(label, lasts, worth=gain)
+        ideal = float(self._of_ranks(self.peak[name])[rank])
+        below = Term("below the peak", lasts - ideal, worth=gain)
+        return Term(label, children=(Term("at the peak", ideal), below), worth=gain)
 
-def _busy(stages: list[StageTerms], ranks: tuple[int, ...], m: int, p: int) -> list[StageTerms]:
-    """Seconds that every rank works in a step, by what they go to."""
-    busy: list[StageTerms] = [{ALL: Passes()} for _ in range(p)]
-    each = m * len(stages) / len(ranks)  # a model that is held twice shares the micro-batches
-    for place, rank in enumerate(ranks):
-        for name, passes in stages[place % len(stages)].items():
-            before = busy[rank].get(name, Passes())
-            busy[rank][name] = before.plus(passes.times(each))
-    return busy
-
-
-def _play(
-    question: Question, stages: list[StageTerms], ranks: tuple[int, ...], *, itemised: bool
-) -> dict[str, float]:
-    """Seconds of the pipeline, under `ALL`, and what it would gain without each part."""
-    layout, m = question.layout, question.micro_batches
-    names = [name for name in INSIDE if itemised and any(name in stage for stage in stages)]
-    if len(ranks) == 1:
-        whole = stages[0][ALL].total
-        gained = {n: m * (whole - _without(stages[0], n).total) for n in names}
-        return {ALL: m * whole, HOPS: 0.0, **gained}
-    sets = [[_without(stages[i % len(stages)], n) for i in range(len(ranks))] for n in names]
-    now = [stages[i % len(stages)][ALL] for i in range(len(ranks))]
-    table = np.array([now, now, *sets])  # sets x stages x passes
-    hops = np.full(len(table), hop_seconds(question))
-    hops[1] = 0.0
-    lasts = makespans(layout.schedule, layout.pp, m, question.v, _costs(table), hops)
-    shorter = zip((HOPS, *names), lasts[1:], strict=True)
-    return {ALL: float(lasts[0]), **{name: float(lasts[0] - time) for name, time in shorter}}
-
-
-def _without(stage: StageTerms, name: str) -> Passes:
-    """A stage without one part; without products, only as fast as the peak allows."""
-    saved = stage.get(name, Passes())
-    ideal = stage.get(f"{name} at peak", Passes())
-    return stage[ALL].plus(saved.times(-1.0)).plus(ideal)
-
-
-def _costs(table: Floats) -> dict[Kind, Floats]:
-    forward, inputs, weights = (np.maximum(table[:, :, i], 0.0) for i in range(3))
-    return {
-        Kind.FORWARD: forward,
-        Kind.BACKWARD: inputs + weights,
-        Kind.INPUT_GRAD: inputs,
-        Kind.WEIGHT_GRAD: weights,
-    }
-
-
-def _inside(name: str, own: StageTerms, gains: dict[str, float]) -> Term:
-    """One part of the work; products and attention against what the peak allows."""
-    lasts, label, worth = own[name].total, INSIDE[name], gains[name]
-    peak = f"{name} at peak"
-    if peak not in PEAKS:
-        return Term(label, lasts, worth=worth)
-    ideal = own[peak].total
-    below = Term("below the peak", lasts - ideal, worth=worth)
-    return Term(label, children=(Term("at the peak", ideal), below), worth=worth)
+    def _play(self, sets: list[Floats], hops: list[float]) -> Floats:
+        """Seconds of the schedule for several sets of stage costs."""
+        table = np.maximum(np.stack(sets, axis=1), 0.0)  # passes x sets x stages
+        if self.layout.pp == 1 and table.shape[2] == 1:
+            result: Floats = self.m * np.stack(sets).sum(axis=(1, 2))
+            return result
+        costs = {
+            Kind.FORWARD: table[0],
+            Kind.BACKWARD: table[1] + table[2],
+            Kind.INPUT_GRAD: table[1],
+            Kind.WEIGHT_GRAD: table[2],
+        }
+        layout = self.layout
+        v = layout.v or None
+        return makespans(layout.schedule, layout.pp, self.m, v, costs, np.array(hops))
 
 
 def _idle(idle: float, hops: float) -> Term:

@@ -1,19 +1,32 @@
 """Finds the best layout: looks at all that divide, counts what is refused, prices the rest.
 
-Bytes and seconds of all layouts are computed by column (`planner/sweep.py`); the fastest of every
-mesh are then priced one by one by `estimate`, which decides about their order
-(`planner/finals.py`).
+Bytes and seconds of all layouts are computed by column (`planner/sweep.py`); more keys are varied
+on the fastest (`planner/refine.py`); the fastest of every mesh are then priced one by one by
+`estimate`, which decides about their order (`planner/rerank.py`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.core.estimate import Estimate
-from phalanx.planner.finals import Contenders, Prices, Ranked, decide, rank_among
+from phalanx.planner.refine import refine
+from phalanx.planner.rerank import (
+    Candidate,
+    Candidates,
+    Prices,
+    Ranked,
+    by_seconds,
+    decide,
+    rank_among,
+)
 from phalanx.planner.sweep import Request, Sweep
+
+FRONT = 40  # of each kind, the fastest layouts on which the second stage varies more keys
+NEARLY = 1.25  # of the memory, that a layout may need before its second stage
+SLOWER = 1.1  # than the best: a layout that does not fit is no faster once it does
 
 
 @dataclass(frozen=True)
@@ -28,6 +41,7 @@ class Found:
         seconds: of those that are no slower than `bar`, ascending, by the closed formulas.
         bar: seconds.
         ranked: the best layout of each mesh, fastest first; empty where none fits.
+        plain: the best whose schedule does not split the backward, if the first is none.
     """
 
     request: Request
@@ -37,6 +51,7 @@ class Found:
     seconds: NDArray[np.float32]
     bar: float
     ranked: tuple[Ranked, ...]
+    plain: Ranked | None = None
 
     def rank(self, price: Estimate) -> int:
         """The place that a layout with this price has among all that fit.
@@ -58,17 +73,21 @@ def search(request: Request) -> Found:
         RefusedError: a limit leaves nothing that divides, or the devices lack the number format.
     """
     sweep = Sweep(request)
-    contenders = Contenders(sweep.where)
+    candidates, missing = Candidates(sweep.where), Candidates(sweep.where)
     seconds, variants = [np.empty(0, np.float32)], [np.empty(0, np.int16)]
     for block in sweep.priced():
-        contenders.add(block.rows, block.sharding, np.where(block.fits, block.seconds, np.inf))
-        sweep.bar = contenders.bar
+        candidates.add(block.rows, block.group, np.where(block.fits, block.seconds, np.inf))
+        near = ~block.fits & (block.peaks <= NEARLY * request.capacity)
+        missing.add(block.rows, block.group, np.where(near, block.seconds, np.inf))
+        sweep.bar = candidates.bar
         near = block.fits & (block.seconds <= sweep.bar)
         seconds.append(block.seconds[near].astype(np.float32))
         column = block.rows.variant.astype(np.int16)[:, None]
         variants.append(np.broadcast_to(column, near.shape)[near])
     prices = Prices(np.concatenate(seconds), np.concatenate(variants))
-    decision = decide(request, contenders.fastest(), prices)
+    fastest = candidates.fastest()
+    better = _refined(request, fastest, missing.fastest())
+    decision = decide(request, sorted([*fastest, *better], key=by_seconds), prices)
     return Found(
         request=request,
         considered=sweep.considered,
@@ -77,7 +96,22 @@ def search(request: Request) -> Found:
         seconds=decision.seconds,
         bar=sweep.bar,
         ranked=decision.ranked,
+        plain=decision.plain,
     )
+
+
+def _refined(
+    request: Request, fitting: Sequence[Candidate], missing: Sequence[Candidate]
+) -> list[Candidate]:
+    """Candidates of the second stage, made of the fastest of the first."""
+    if not fitting:
+        missing = missing[:FRONT]
+    bar = fitting[0].seconds if fitting else np.inf
+    origins = [*fitting[:FRONT], *(c for c in missing[:FRONT] if c.seconds < SLOWER * bar)]
+    fits = [c.layout for c in fitting[:FRONT]]
+    rest = [c.layout for c in origins[len(fits) :]]
+    found = refine(request, request.limits, fits, rest)
+    return [Candidate(r.seconds, origins[r.origin].variant, r.layout) for r in found]
 
 
 def _count_faster(request: Request, seconds: float) -> int:

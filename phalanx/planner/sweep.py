@@ -1,81 +1,66 @@
-"""Goes through every layout of a search: counts what is refused, prices the rest."""
+"""Goes through every layout of a search: counts what is refused, prices the rest by column.
+
+The formulas are those of an estimate but for one: a pipeline is not played, but priced by the
+closed formula of its schedule.
+"""
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
 
-from phalanx.catalog.sustained import sustained
-from phalanx.core.cluster import Cluster
 from phalanx.core.layout import Layout
-from phalanx.core.model import ModelShape
-from phalanx.core.precision import BF16, Precision
-from phalanx.cost.practice import PHALANX, Practice
-from phalanx.planner.bulk_memory import Held, Ledger
-from phalanx.planner.bulk_moments import RankBytes
-from phalanx.planner.bulk_time import Steps, least_seconds, step_seconds
-from phalanx.planner.bulk_units import UnitTables
-from phalanx.planner.candidates import (
+from phalanx.cost.memory import PlainMoments
+from phalanx.cost.parameter_memory import WholeUnits
+from phalanx.cost.table import Booleans, Floats, Integers
+from phalanx.planner.columns import different
+from phalanx.planner.kinds import RankKinds
+from phalanx.planner.prices import Few, Group, Pipelines, peaks, plain_moments
+from phalanx.planner.space import (
+    DEGREES,
     MEMORY,
+    SCHEDULES,
+    SHARDINGS,
+    SWITCHES,
     Choices,
     Limits,
+    Rows,
+    Sharding,
     choices,
     meshes,
-    refuse_degrees,
-    refuse_schedules,
     shardings,
     space,
 )
-from phalanx.planner.columns import Booleans, Floats, Integers, Rows, Sharding
-from phalanx.planner.question import Question, peak_of
+from phalanx.planner.unit_tables import BlockTables, UnitTables
+from phalanx.planner.workload import Workload
 
 BLOCK = 1 << 16  # layouts at once: their columns stay in the cache
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class Request(Workload):
     """What is looked for.
 
     Attributes:
-        shape: the model.
-        cluster: the devices; their memory is what a layout may use.
-        seq: tokens per sequence.
-        batch: sequences per step.
         limits: allowed values by key of the layout.
-        precision: of the matrix products.
-        practice: what the program does.
         top: how many meshes are wanted.
     """
 
-    shape: ModelShape
-    cluster: Cluster
-    seq: int
-    batch: int
     limits: Limits = field(default_factory=dict)
-    precision: Precision = BF16
-    practice: Practice = PHALANX
     top: int = 10
-
-    @property
-    def capacity(self) -> float:
-        """Bytes of one device."""
-        return self.cluster.accelerator.memory
-
-    @property
-    def tokens(self) -> int:
-        """Of one step."""
-        return self.seq * self.batch
 
 
 class Block(NamedTuple):
-    """Some rows with one ZeRO stage, and their prices; tables are of shape (rows, shards)."""
+    """Some rows with one ZeRO stage, and their prices; tables are of shape (rows, shardings)."""
 
     rows: Rows
-    sharding: Sharding
+    group: Group
     seconds: Floats
+    peaks: Floats
     fits: Booleans
 
 
@@ -86,17 +71,23 @@ class Smallest(NamedTuple):
     bytes: float
 
 
-class _Sized(NamedTuple):
-    """Rows and what they hold; columns are of shape (rows, 1), but for those of `rows`."""
+class Sized(NamedTuple):
+    """Rows and what they hold.
+
+    Attributes:
+        rows: the layouts.
+        group: the place of each in the tables of its groups.
+        ranks: bytes of every kind of rank beside its parameters, of shape (rows, 1).
+    """
 
     rows: Rows
-    held: Held
-    ranks: tuple[RankBytes, ...]
+    group: Integers
+    ranks: tuple[PlainMoments, ...]
 
-    def take(self, which: Integers) -> "_Sized":
+    def take(self, which: Integers) -> "Sized":
         """Some of the rows."""
-        held = Held(*(getattr(self.held, part.name)[which] for part in fields(self.held)))
-        return _Sized(self.rows.take(which), held, tuple(r.take(which) for r in self.ranks))
+        ranks = tuple(rank.take(which) for rank in self.ranks)
+        return Sized(self.rows.take(which), self.group[which], ranks)
 
 
 class Sweep:
@@ -114,104 +105,160 @@ class Sweep:
     """
 
     def __init__(self, request: Request) -> None:
-        shape, cluster, seq, batch = request.shape, request.cluster, request.seq, request.batch
-        base = Layout(precision=request.precision)
-        rates = sustained(cluster.accelerator.name)
-        peak_of(cluster, request.precision, rates)
+        _ = request.machine
         self.request = request
-        self.where = space(shape, cluster.count, (seq, batch), base.precision, request.limits)
-        self.question = Question(shape, cluster, base, seq, batch, request.practice, rates)
-        self.ledger = Ledger(self.where, request.practice)
+        self.where = space(request, request.limits)
+        self.kinds = RankKinds.of(request.shape, [v.layout for v in self.where.variants])
         self._meshes = meshes(self.where)
-        whole = self._meshes.take(seq % self._meshes.cp == 0)
-        tokens = whole.mb * (seq // whole.cp)
-        self.units = UnitTables(self.where, self.question, tokens)
         self.refused: Counter[str] = Counter()
         self.considered = self.feasible = 0
         self.bar = math.inf
 
     def priced(self) -> Iterator[Block]:
         """Price what fits."""
-        for sized, options in self._sized():
-            few = self._fitting(sized, sum(option.shards.size for option in options))
+        units = None
+        for sized, groups in self._sized():
+            few = self._fitting(sized, groups)
             if not len(few.rows):
                 continue
-            units = self.units.price(few.rows)
-            steps = Steps(self.question, self.ledger, few.rows.tall, units, few.held, few.ranks)
-            least = least_seconds(steps)
-            for sharding in options:
-                yield from self._priced(steps, sharding, least)
+            if units is None:
+                units = UnitTables.of(self.where, self._meshes)
+            pipes = self._pipelines(few, units)
+            least = pipes.seconds(pipes.inner)[:, 0]
+            for group in groups:
+                yield from self._block(few, pipes, group, least)
 
     def smallest(self) -> Smallest | None:
         """The layout that needs the least memory; None if everything is refused before."""
         best: Smallest | None = None
-        for sized, options in self._sized():
-            for sharding in options:
-                peaks = self.ledger.worst(sized.rows.tall, sized.ranks, sharding)
-                row, shard = np.unravel_index(int(peaks.argmin()), peaks.shape)
-                if best is None or peaks[row, shard] < best.bytes:
-                    size = int(sharding.shards[0, shard])
-                    layout = self.where.layout(sized.rows, int(row), sharding.zero, size)
-                    best = Smallest(layout, float(peaks[row, shard]))
+        for sized, groups in self._sized():
+            for group in groups:
+                allowed = group.allowed(sized.group)
+                found = np.where(
+                    allowed, peaks(self.request, sized.ranks, group, sized.group), np.inf
+                )
+                row, shard = np.unravel_index(int(found.argmin()), found.shape)
+                if found[row, shard] < (np.inf if best is None else best.bytes):
+                    size = int(group.shards[0, shard])
+                    layout = self.where.layout(sized.rows, int(row), int(group.zero[0, 0]), size)
+                    best = Smallest(layout, float(found[row, shard]))
         return best
 
-    def _sized(self) -> Iterator[tuple[_Sized, list[Sharding]]]:
+    def _sized(self) -> Iterator[tuple[Sized, list[Group]]]:
         """Everything that the model and the schedules allow, with the ways to shard it."""
         rows = self._meshes
+        if not len(rows):
+            return
         more = choices(self.where, rows)
         weights = more.weights(rows)
         self.considered = int(weights.sum())
-        rows = self._sieve(rows, weights, refuse_degrees(self.where, rows))
-        for dp in _from_the_middle(np.unique(rows.dp).tolist()):
+        found = self.where.refused(rows.table, frozenset(), DEGREES)
+        rows = self._sieve(rows, weights, found)
+        self._meshes = rows = replace(rows, mesh=np.arange(len(rows)))
+        if not len(rows):
+            return
+        self._blocks = BlockTables.of(self.where, rows)
+        for dp in _from_the_middle(np.unique(rows.table.dp).tolist()):
             options = shardings(dp, self.where.limits)
-            if not options:
-                continue
-            full = self._expanded(rows.take(rows.dp == dp), more)
-            step = max(BLOCK // max(option.shards.size for option in options), 1)
-            for first in range(0, len(full), step):
-                block = full.take(np.arange(first, min(first + step, len(full))))
-                yield self._size(block), options
+            if options:
+                yield from self._of_replicas(rows.take(rows.table.dp == dp), more, options)
 
-    def _expanded(self, rows: Rows, more: Choices) -> Rows:
-        """Every schedule, recomputation and sp; equal schedules stand together."""
+    def _of_replicas(
+        self, rows: Rows, more: Choices, options: Sequence[Sharding]
+    ) -> Iterator[tuple[Sized, list[Group]]]:
+        """The rows of one dp, in blocks."""
         rows = more.add_schedules(rows)
         weights = more.weights_of_schedules(rows)
-        rows = self._sieve(rows, weights, refuse_schedules(self.where, rows))
-        schedules = list(dict.fromkeys(v.schedule for v in self.where.variants))
-        names = np.array([schedules.index(v.schedule) for v in self.where.variants])
-        together = np.argsort(names[rows.variant], kind="stable")
-        return more.add_switches(rows.take(together))
+        known = DEGREES
+        rows = self._sieve(rows, weights, self.where.refused(rows.table, known, SCHEDULES))
+        rows, known = more.add_switches(rows), known | SCHEDULES
+        ways = np.full(len(rows), sum(option.shards.size for option in options))
+        rows = self._sieve(rows, ways, self.where.refused(rows.table, known, SWITCHES))
+        if not len(rows):
+            return
+        few, place = self._few(rows)
+        groups = [
+            Group.of(self.request, few, (np.array([[option.zero]]), option.shards), SHARDINGS)
+            for option in options
+        ]
+        possible = self._possible(groups, place)
+        rows, place = rows.take(possible), place[possible]
+        step = max(BLOCK // max(option.shards.size for option in options), 1)
+        for first in range(0, len(rows), step):
+            which = np.arange(first, min(first + step, len(rows)))
+            yield self._size(rows.take(which), place[which], few), groups
 
-    def _sieve(self, rows: Rows, weights: Integers, reasons: Mapping[str, Booleans]) -> Rows:
+    def _sieve(
+        self, rows: Rows, weights: Integers, reasons: Iterable[tuple[str, Booleans]]
+    ) -> Rows:
         """Drop what is refused, and count all that it stands for."""
         left = np.ones(len(rows), dtype=np.bool_)
-        for reason, refused in reasons.items():
+        for reason, refused in reasons:
             self.refused[reason] += int(weights[refused & left].sum())
             left &= ~refused
-        return rows.take(left)
+        return rows if left.all() else rows.take(left)
 
-    def _size(self, rows: Rows) -> _Sized:
-        tall = rows.tall
-        held = self.ledger.held(tall)
-        return _Sized(rows, held, self.ledger.count(tall, held))
+    def _possible(self, groups: Sequence[Group], place: Integers) -> Booleans:
+        """Which rows can be sharded in some way; all ways of the others are refused."""
+        some = np.zeros(int(place.max(initial=-1)) + 1, dtype=np.bool_)
+        for group in groups:
+            some |= group.allowed(np.arange(len(some))).any(axis=1)
+        gone = place[~some[place]]
+        for group in groups:
+            for reason, clashes in group.refused.items():
+                self.refused[reason] += int(clashes[gone].sum())
+        found: Booleans = some[place]
+        return found
 
-    def _fitting(self, sized: _Sized, weight: int) -> _Sized:
-        """What no ZeRO stage would make fit is refused, with all of them."""
-        least = self.ledger.least(sized.rows.tall, sized.ranks)[:, 0]
-        fits = np.flatnonzero(least <= self.request.capacity)
-        self.refused[MEMORY] += weight * (len(least) - len(fits))
+    def _few(self, rows: Rows) -> tuple[Few, Integers]:
+        """What rows have in common, and the place of each row among it."""
+        table = rows.table
+        first, place = different([table.tp, table.cp, table.ep, table.sp * 1, rows.variant])
+        some = rows.take(first)
+        return Few.of(self.kinds, some.table.tall, some.variant), place
+
+    def _size(self, rows: Rows, place: Integers, few: Few) -> Sized:
+        return Sized(rows, place, plain_moments(few, self._blocks.blocks(rows), place))
+
+    def _fitting(self, sized: Sized, groups: Sequence[Group]) -> Sized:
+        """What no way to shard would make fit is refused, with all of them."""
+        least, stack = None, self.request.framework.stack
+        for kind, rank in enumerate(sized.ranks):
+            state = reduce(np.minimum, (group.state[kind].min(axis=1) for group in groups))
+            here = rank.peak(WholeUnits(), state[sized.group][:, None], stack)
+            least = here if least is None else np.maximum(least, here)
+        assert least is not None, "every row has a rank"
+        fits = np.flatnonzero(least[:, 0] <= self.request.capacity)
+        ways = sum(group.shards.size for group in groups)
+        self.refused[MEMORY] += ways * (len(least) - len(fits))
         return sized if len(fits) == len(least) else sized.take(fits)
 
-    def _priced(self, steps: Steps, sharding: Sharding, least: Floats) -> Iterator[Block]:
-        peaks = self.ledger.worst(steps.rows, steps.ranks, sharding)
-        fits: Booleans = peaks <= self.request.capacity
+    def _pipelines(self, sized: Sized, units: UnitTables) -> Pipelines:
+        """The rows, with the seconds of their units looked up."""
+        rows = sized.rows
+        inner = units.seconds(rows, self.kinds.blocks.together[rows.variant, 0])
+        hop = units.hops(rows)
+        table = rows.table.tall
+        return Pipelines(self.request, self.kinds, table, rows.variant, sized.group, inner, hop)
+
+    def _block(
+        self, sized: Sized, pipes: Pipelines, group: Group, least: Floats
+    ) -> Iterator[Block]:
+        found, allowed = (
+            peaks(self.request, sized.ranks, group, sized.group),
+            group.allowed(sized.group),
+        )
+        for reason, clashes in group.refused.items():
+            self.refused[reason] += int(clashes[sized.group].sum())
+        fits = (found <= self.request.capacity) & allowed
         self.feasible += int(fits.sum())
-        self.refused[MEMORY] += int(fits.size - fits.sum())
+        self.refused[MEMORY] += int(allowed.sum() - fits.sum())
         rows = np.flatnonzero(fits.any(axis=1) & (least < self.bar))
-        if len(rows) < len(fits):
-            steps, fits = steps.take(rows), fits[rows]
         if len(rows):
-            yield Block(steps.rows.flat, sharding, step_seconds(steps, sharding), fits)
+            few = pipes if len(rows) == len(fits) else pipes.take(rows)
+            seconds = few.step_seconds(group)
+            some = sized.rows.take(rows)
+            yield Block(some, group, seconds, found[rows], fits[rows])
 
 
 def _from_the_middle(values: list[int]) -> list[int]:

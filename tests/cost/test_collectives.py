@@ -10,7 +10,7 @@ from phalanx.core.errors import UsageError
 from phalanx.cost.collectives import (
     NAMES,
     Level,
-    Wire,
+    LinkRate,
     best_seconds,
     bytes_sent,
     double_tree_seconds,
@@ -23,7 +23,7 @@ from phalanx.cost.collectives import (
 names = st.sampled_from(NAMES)
 sizes = st.floats(1, 1e12)
 ranks = st.integers(2, 4096)
-wires = st.builds(Wire, st.floats(1e-7, 1e-4), st.floats(1e9, 1e12))
+wires = st.builds(LinkRate, st.floats(1e-7, 1e-4), st.floats(1e9, 1e12))
 
 
 def played_ring(p: int, chunk: float) -> list[float]:
@@ -59,13 +59,13 @@ def test_nobody_sends_more_than_twice_the_vector(name: str, S: float, p: int):
 
 
 @given(names, sizes, wires)
-def test_a_group_of_one_sends_nothing_and_waits_for_nothing(name: str, S: float, wire: Wire):
+def test_a_group_of_one_sends_nothing_and_waits_for_nothing(name: str, S: float, wire: LinkRate):
     assert bytes_sent(name, S, 1) == 0
     assert best_seconds(name, S, 1, wire)[0] == 0
 
 
 @given(names, sizes, ranks, wires)
-def test_no_algorithm_beats_the_bytes_it_must_send(name: str, S: float, p: int, wire: Wire):
+def test_no_algorithm_beats_the_bytes_it_must_send(name: str, S: float, p: int, wire: LinkRate):
     least = bytes_sent(name, S, p) / wire.bandwidth
     for seconds in (ring_seconds, tree_seconds, double_tree_seconds):
         # A tree all-to-all by Bruck sends S/2 per round, the pairwise exchange less in all.
@@ -73,7 +73,7 @@ def test_no_algorithm_beats_the_bytes_it_must_send(name: str, S: float, p: int, 
 
 
 @given(ranks, wires)
-def test_large_vectors_go_round_the_ring_and_tiny_ones_over_a_tree(p: int, wire: Wire):
+def test_large_vectors_go_round_the_ring_and_tiny_ones_over_a_tree(p: int, wire: LinkRate):
     large = 1e4 * wire.latency * wire.bandwidth * p
     assert best_seconds("all_gather", large, p, wire)[1] == "ring"
     if p >= 8:
@@ -81,19 +81,19 @@ def test_large_vectors_go_round_the_ring_and_tiny_ones_over_a_tree(p: int, wire:
 
 
 def test_the_ring_waits_once_per_rank_and_the_tree_once_per_doubling():
-    wire = Wire(latency=1.0, bandwidth=1e30)
+    wire = LinkRate(latency=1.0, bandwidth=1e30)
     assert ring_seconds("all_reduce", 1.0, 1024, wire) == pytest.approx(2 * 1023)
     assert tree_seconds("all_reduce", 1.0, 1024, wire) == pytest.approx(2 * 10)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_tree_over_ranks_that_are_no_power_of_two_rounds_up(name: str):
-    wire = Wire(latency=1.0, bandwidth=1e30)
+    wire = LinkRate(latency=1.0, bandwidth=1e30)
     assert tree_seconds(name, 1.0, 5, wire) == pytest.approx(tree_seconds(name, 1.0, 8, wire))
 
 
 def test_switches_that_add_save_a_quarter_of_an_all_reduce():
-    wire = Wire(0.0, 450e9)
+    wire = LinkRate(0.0, 450e9)
     plain = 2 * 1e9 / wire.bandwidth
     assert in_network_seconds(1e9, wire) == pytest.approx(plain / 1.3)
 

@@ -12,7 +12,7 @@ from phalanx.core.recompute import Recompute
 from phalanx.cost.blocks import Slice, block_work, embedding_work, head_work
 from phalanx.cost.compute import Machine, Product, Scores, Sweep, again, fill, price, total
 from phalanx.cost.flops import flops_per_token
-from phalanx.cost.practice import EAGER_FSDP, MEGATRON_2021, MEGATRON_CORE, PHALANX
+from phalanx.cost.framework import EAGER_FSDP, MEGATRON_2021, MEGATRON_CORE, PHALANX
 
 RATES = sustained("h100-sxm")
 MACHINE = Machine(peak=1e15, wide=1e15, hbm=3e12, element=2, accumulate=0.0, rates=RATES)
@@ -27,8 +27,8 @@ MODELS = [
 ]
 
 
-def slice_of(shape, layout="", practice=PHALANX, seq=4096):
-    return Slice(shape, Layout.parse(layout), seq, practice)
+def slice_of(shape, layout="", framework=PHALANX, seq=4096):
+    return Slice(shape, Layout.parse(layout), seq, framework)
 
 
 def works_of(shape, cut):
@@ -66,7 +66,7 @@ def test_a_rank_does_its_share_of_the_arithmetic(name, layout):
 def test_unfused_attention_computes_the_whole_square():
     shape = replace(load.model("gpt-3-175b"), positions="learned")
     fused = flops_of(block_work(slice_of(shape), routed=False))
-    stored = flops_of(block_work(slice_of(shape, practice=MEGATRON_2021), routed=False))
+    stored = flops_of(block_work(slice_of(shape, framework=MEGATRON_2021), routed=False))
     scores = 12 * shape.heads * shape.head_dim * 4096 * 4096
     assert stored - fused == pytest.approx(scores / 2)
 
@@ -126,7 +126,7 @@ def test_first_generation_attention_is_slower():
 
 def test_full_recomputation_repeats_a_forward_and_early_stopping_less():
     shape = load.model("llama-2-7b")
-    works = block_work(slice_of(shape, practice=MEGATRON_CORE), routed=False)
+    works = block_work(slice_of(shape, framework=MEGATRON_CORE), routed=False)
     forward = total(works, MACHINE).busy.F
     everything = again(works, MACHINE, Recompute.parse("full"), stops_early=False).seconds
     less = again(works, MACHINE, Recompute.parse("full"), stops_early=True).seconds
@@ -137,7 +137,7 @@ def test_full_recomputation_repeats_a_forward_and_early_stopping_less():
 
 @pytest.mark.parametrize("name", ["llama-2-7b", "deepseek-v3"])
 def test_every_part_repeats_some_of_the_forward(name):
-    works = block_work(slice_of(load.model(name), practice=MEGATRON_CORE), routed="v3" in name)
+    works = block_work(slice_of(load.model(name), framework=MEGATRON_CORE), routed="v3" in name)
     forward = total(works, MACHINE).busy.F
     modes = ["selective", "norms", "activation", "operators", "mlp"]
     modes += ["latent", "experts"] if "v3" in name else []
@@ -155,6 +155,8 @@ def test_programs_that_fuse_less_move_more_bytes():
     shape = ModelShape(name="gpt", hidden=2048, heads=16, activation="gelu", positions="learned")
     moved = [
         sum(w.forward + w.backward for w in block_work(cut, routed=False) if isinstance(w, Sweep))
-        for cut in (slice_of(shape, practice=p) for p in (MEGATRON_CORE, EAGER_FSDP, MEGATRON_2021))
+        for cut in (
+            slice_of(shape, framework=p) for p in (MEGATRON_CORE, EAGER_FSDP, MEGATRON_2021)
+        )
     ]
     assert moved == sorted(moved)

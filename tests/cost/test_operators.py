@@ -24,9 +24,9 @@ from phalanx.core.operators import blocks, describe, elements, parameters_of
 from phalanx.core.run import Recipe
 from phalanx.cost.blocks import Slice, kernels
 from phalanx.cost.compute import Product
+from phalanx.cost.framework import MEGATRON_CORE
 from phalanx.cost.messages import messages, setting, times_in_step
 from phalanx.cost.params import unit_sizes
-from phalanx.cost.practice import MEGATRON_CORE
 from phalanx.cost.saved import OURS, bytes_per_token, saved_by
 from phalanx.cost.table import Table
 

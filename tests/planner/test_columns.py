@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.planner.columns import Ragged, different, largest
+from phalanx.planner.columns import Ragged, different
 
 
 @given(st.dictionaries(st.integers(0, 50), st.lists(st.integers(0, 9), max_size=4), min_size=1))
@@ -26,8 +26,3 @@ def test_equal_rows_are_one_and_the_least_of_them_stands_for_it(rows):
         stands = first[inverse[place]]
         assert rows[stands][:2] == row[:2]
         assert weight[stands] <= row[2]
-
-
-def test_the_largest_of_columns_of_different_shapes_is_a_table():
-    tall, wide = np.array([[1.0], [4.0]]), np.array([[2.0, 3.0]])
-    assert largest((tall, wide)).tolist() == [[2.0, 3.0], [4.0, 4.0]]

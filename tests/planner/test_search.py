@@ -4,6 +4,8 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+from phalanx.planner.bytes import rank_bytes
+from phalanx.planner.question import ask
 
 from phalanx.catalog import load
 from phalanx.core.errors import RefusedError, divisors
@@ -11,13 +13,11 @@ from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.precision import Precision
 from phalanx.core.recompute import MODES
-from phalanx.planner.asked import read_limits
-from phalanx.planner.bytes import rank_bytes
-from phalanx.planner.candidates import MEMORY, SEARCHED
 from phalanx.planner.estimate import estimate, step_seconds
-from phalanx.planner.finals import mesh_of
-from phalanx.planner.question import ask
+from phalanx.planner.parse import read_limits
+from phalanx.planner.rerank import mesh_of
 from phalanx.planner.search import Found, search
+from phalanx.planner.space import MEMORY, SEARCHED
 from phalanx.planner.sweep import Request
 from phalanx.schedules.build import build
 from phalanx.schedules.layouts import chunks

@@ -10,7 +10,7 @@ from test_training_systems import printed
 from phalanx.catalog import load
 from phalanx.core.layout import Layout
 from phalanx.cost.activations import checkpointed_bytes, linear_term_bytes
-from phalanx.cost.collectives import Wire, bytes_sent, ring_seconds
+from phalanx.cost.collectives import LinkRate, bytes_sent, ring_seconds
 from phalanx.cost.flops import seconds_for
 from phalanx.cost.formats import number_format
 from phalanx.cost.reliability import Faults, checkpoint_bytes, effective_share, write_seconds
@@ -63,13 +63,13 @@ def test_the_gradient_ring_of_128_takes_a_quarter_of_a_second_on_infiniband():
     gradient = SHARD * MIXED_ADAM.gradients
     assert printed(gradient / 1e9, "6.3")
     assert bytes_sent("all_reduce", gradient, 128) / 1e9 == pytest.approx(12.5, abs=0.1)
-    assert printed(ring_seconds("all_reduce", gradient, 128, Wire(0, 50e9)), "0.25")
-    assert printed(ring_seconds("all_reduce", gradient, 128, Wire(0, 450e9)), "0.03")
+    assert printed(ring_seconds("all_reduce", gradient, 128, LinkRate(0, 50e9)), "0.25")
+    assert printed(ring_seconds("all_reduce", gradient, 128, LinkRate(0, 450e9)), "0.03")
 
 
 def test_the_compute_of_a_step_is_5_9_s_and_the_ring_4_percent_of_it():
     compute = seconds_for(16e6, 6 * PARAMS, 16384 * 4e14, 1.0)
-    ring = ring_seconds("all_reduce", SHARD * 2, 128, Wire(0, 50e9))
+    ring = ring_seconds("all_reduce", SHARD * 2, 128, LinkRate(0, 50e9))
     assert printed(compute, "5.9")
     assert printed(100 * ring / compute, "4")
 

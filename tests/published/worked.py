@@ -23,7 +23,7 @@ from formulas import (
 from phalanx.catalog import load
 from phalanx.core.layout import Layout
 from phalanx.cost.activations import linear_term_bytes, paper_layer_bytes
-from phalanx.cost.collectives import Level, Wire, bytes_sent, gather_bandwidth, ring_seconds
+from phalanx.cost.collectives import Level, LinkRate, bytes_sent, gather_bandwidth, ring_seconds
 from phalanx.cost.flops import rate_from_share, seconds_for, share_from_rate
 from phalanx.cost.roofline import (
     Fabric,
@@ -213,7 +213,7 @@ GPU: dict[str, Callable[[], Value]] = {
     "quiz.70b_pp8_alpha": lambda: weights_floor(OUT, p=8),
     "quiz.ag_node_us": lambda: 2 * 1024 * 16384 / H100.local * 1e6,
     "quiz.ag_node_us_exact": lambda: (
-        ring_seconds("all_gather", 2 * 1024 * 16384, 8, Wire(0.0, H100.local)) * 1e6
+        ring_seconds("all_gather", 2 * 1024 * 16384, 8, LinkRate(0.0, H100.local)) * 1e6
     ),
     "net.node_ag": lambda: gather_bandwidth((Level(8, 450e9),)),
     "net.leaf_ag": lambda: gather_bandwidth((Level(8, 450e9), Level(32, 400e9), Level(4, 12.8e12))),
@@ -254,8 +254,8 @@ ACTIVATIONS: dict[str, Callable[[], Value]] = {
 SYSTEMS: dict[str, Callable[[], Value]] = {
     "zero.70b.D8": lambda: zero_table(8),
     "zero.70b.D64": lambda: zero_table(64),
-    "ring.70b_8_nvlink_s": lambda: ring_seconds("all_reduce", 140e9, 8, Wire(0.0, NVLINK)),
-    "ring.70b_64_ib_s": lambda: ring_seconds("all_reduce", 140e9, 64, Wire(0.0, IB)),
+    "ring.70b_8_nvlink_s": lambda: ring_seconds("all_reduce", 140e9, 8, LinkRate(0.0, NVLINK)),
+    "ring.70b_64_ib_s": lambda: ring_seconds("all_reduce", 140e9, 64, LinkRate(0.0, IB)),
     "tp.allreduce_bytes": lambda: bytes_sent("all_reduce", 2 * 8192 * 8192, 8),
     "tp.layer_bytes": lambda: tensor_layer_bytes(LLAMA_70B, TP_70B, 8192),
     "tp.mb_bytes": lambda: 80 * tensor_layer_bytes(LLAMA_70B, TP_70B, 8192),
@@ -279,7 +279,7 @@ SYSTEMS: dict[str, Callable[[], Value]] = {
 
 BEACON: dict[str, Callable[[], Value]] = {
     "s2.ring_bytes": lambda: bytes_sent("all_reduce", 2 * N405 / 128, 128),
-    "s2.ring_s": lambda: ring_seconds("all_reduce", 2 * N405 / 128, 128, Wire(0.0, IB)),
+    "s2.ring_s": lambda: ring_seconds("all_reduce", 2 * N405 / 128, 128, LinkRate(0.0, IB)),
     "s2.compute_s": lambda: seconds_for(16e6, 6 * N405, 16384 * 4e14, 1.0),
     "s2.acts_GB": lambda: linear_term_bytes(LLAMA_405B, 125_000, 8, 8) / GB,
     "s2.acts_7.875": lambda: linear_term_bytes(LLAMA_405B, 125_000, 126 / 16, 8) / GB,

@@ -19,8 +19,8 @@ from phalanx.core.schedule import Kind
 from phalanx.oracle.cases import CaseSpec
 from phalanx.oracle.pool import RankPool
 from phalanx.oracle.verify import verify
-from phalanx.planner.asked import read_limits
 from phalanx.planner.estimate import estimate
+from phalanx.planner.parse import read_limits
 from phalanx.planner.search import search
 from phalanx.planner.sweep import Request
 from phalanx.schedules.build import build, lowered

@@ -7,7 +7,7 @@ else is said about messages is a fold over this list: the ledger that a run is h
 is a transformation of it, see `frameworks`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 import numpy as np
 
@@ -22,34 +22,53 @@ from phalanx.cost.messages.unit import Setting, UnitMessage
 from phalanx.cost.precision import element_bytes
 from phalanx.cost.table import Integers, Table
 
-AXES = (data, tensor, context, pipeline, expert, precision)
+AXES = {
+    "data": data,
+    "tensor": tensor,
+    "context": context,
+    "pipeline": pipeline,
+    "expert": expert,
+    "precision": precision,
+}
+ALL = (*AXES, "world")
 FIRST = Coordinates(0, 0, 0, 0)
 
 
-def setting(table: Table, at: Coordinates = FIRST, model: ModelOperators | None = None) -> Setting:
+def setting(
+    table: Table,
+    at: Coordinates = FIRST,
+    model: ModelOperators | None = None,
+    held: Holdings | None = None,
+) -> Setting:
     """What the messages of a table follow from.
 
     Args:
         table: the layouts.
         at: the coordinates of the rank that sends; the first along tp and cp has the most.
         model: the operators; by default those of the table's model.
+        held: what its pipeline rank holds; by default counted.
 
     Raises:
         UsageError: the precision is "auto", which only a device can resolve.
     """
     element, wide = element_bytes(table.precision)
-    held = holdings(table, at.pp)
+    held = holdings(table, at.pp) if held is None else held
     return Setting(table, model or describe(table.model), at, held, element, wide)
 
 
-def messages(where: Setting) -> list[UnitMessage]:
+def messages(where: Setting, axes: Container[str] = ALL) -> list[UnitMessage]:
     """Every kind of message of every kind of unit, but for those that no row sends.
+
+    Args:
+        where: the layouts.
+        axes: the modules that are asked.
 
     Returns:
         With columns that broadcast with those of the table.
     """
-    found = [message for axis in AXES for message in axis.messages(where)]
-    found += _of_the_world(where)
+    found = [sent for name, axis in AXES.items() if name in axes for sent in axis.messages(where)]
+    if "world" in axes:
+        found += _of_the_world(where)
     return [message for message in found if message.times.any()]
 
 

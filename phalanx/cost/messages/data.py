@@ -27,7 +27,7 @@ from phalanx.core.operators import parameters_of
 from phalanx.cost.holdings import Share
 from phalanx.cost.messages.unit import Among, Behind, Pass, Setting, UnitMessage, padded
 from phalanx.cost.params import UnitSize, is_apart
-from phalanx.cost.table import Booleans, Integers
+from phalanx.cost.table import Booleans, Floats, Integers
 
 
 def messages(setting: Setting) -> Iterator[UnitMessage]:
@@ -80,10 +80,14 @@ class _Unit(NamedTuple):
         exists = is_apart(setting.held, size)
         return cls(setting, size, exists, table.dp * table.cp // ep, table.sharers // ep)
 
+    def padded(self, parts: Integers) -> Integers:
+        """Elements on the way, which our trainer pads until they divide over `parts` ranks."""
+        return padded(self.size.params, parts) if self.setting.pads else self.size.params
+
     def message(
         self,
         sent: tuple[Collective, str, Among],
-        elements: Integers,
+        elements: Integers | Floats,
         times: Integers,
         when: Pass,
         share: Share = "all",
@@ -109,10 +113,10 @@ def _gradients(unit: _Unit) -> Iterator[UnitMessage]:
     """Every gradient is reduced over all that hold the same parameters."""
     table, wide, updates = unit.setting.table, unit.setting.wide, updates_of(unit.setting)
     dp, shards, replicas = _groups(unit.size)
-    whole = padded(unit.size.params, unit.everyone) * wide
+    whole = unit.padded(unit.everyone) * wide
     once = np.where((table.zero_stage == 0) & (unit.everyone > 1), updates, 0)
     yield unit.message(("all_reduce", "gradients", dp), whole, once, "step")
-    n = padded(unit.size.params, unit.sharers)
+    n = unit.padded(unit.sharers)
     cut = (table.zero_stage > 0) & (unit.sharers > 1)
     scatter: tuple[Collective, str, Among] = ("reduce_scatter", "gradients", shards)
     passes: tuple[tuple[Pass, Booleans], ...] = (
@@ -122,7 +126,7 @@ def _gradients(unit: _Unit) -> Iterator[UnitMessage]:
     for when, rows in passes:
         yield unit.message(scatter, n * wide, np.where(cut & rows, 1, 0), when)
     times = np.where((table.zero_stage > 0) & (table.dp > table.shards), updates, 0)
-    part = n // unit.sharers * wide
+    part = n / np.maximum(unit.sharers, 1) * wide
     yield unit.message(("all_reduce", "gradients of copies", replicas), part, times, "step")
 
 
@@ -131,7 +135,7 @@ def _weights(unit: _Unit) -> Iterator[UnitMessage]:
     table, size = unit.setting.table, unit.size
     cut = (table.zero_stage > 0) & (unit.sharers > 1)
     around = cut & (table.zero_stage == 3) & table.reshard
-    n = padded(size.params, unit.sharers) * unit.setting.element
+    n = unit.padded(unit.sharers) * unit.setting.element
     gather: tuple[Collective, str, Among] = ("all_gather", "weights", _groups(size)[1])
     once = np.where(cut & ~around, updates_of(unit.setting), 0)
     yield unit.message(gather, n, once, "step")

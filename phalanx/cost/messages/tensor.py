@@ -204,4 +204,5 @@ def _incomplete_gradients(setting: Setting, size: UnitSize) -> Iterator[UnitMess
                 times=np.where(rows & (setting.table.tp > 1) & (elements > 0), 1, 0),
                 when=when,
                 unit=size.unit,
+                behind="nothing" if when == "step" else "next unit",
             )

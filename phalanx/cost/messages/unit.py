@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+import numpy as np
+
 from phalanx.core.layout import Coordinates
 from phalanx.core.message import Axis, Collective
 from phalanx.core.operator import ModelOperators
@@ -79,6 +81,7 @@ class Setting:
         held: what its pipeline rank holds.
         element: bytes of an activation.
         wide: bytes of a gradient as it is added up and reduced.
+        pads: units are padded so that they divide over the ranks that share them.
     """
 
     table: Table
@@ -87,6 +90,7 @@ class Setting:
     held: Holdings
     element: int
     wide: int
+    pads: bool = True
 
     @cached_property
     def tokens(self) -> Integers:
@@ -110,5 +114,9 @@ class Setting:
 
 
 def padded(elements: Integers, parts: Integers) -> Integers:
-    """Elements with the padding that makes them divide over so many ranks."""
-    return -(-elements // parts) * parts
+    """Elements with the padding that makes them divide over so many ranks.
+
+    Experts that take ranks from tp too are on no two ranks of dp.
+    """
+    whole = np.maximum(parts, 1)
+    return -(-elements // whole) * whole

@@ -18,18 +18,18 @@ from phalanx.core.errors import UsageError
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.cost.flops import flops_per_token, recompute_flops_per_token
-from phalanx.cost.practice import (
+from phalanx.cost.framework import (
     EAGER_3D,
     EAGER_FSDP,
     MEGATRON_2021,
     MEGATRON_CORE,
     MEGATRON_FP8,
     XLA,
-    Practice,
+    Framework,
 )
 from phalanx.planner.published.cells import Row, UnusableError, needed, number, whole
 from phalanx.planner.published.row_layout import precision_of, read_layouts
-from phalanx.planner.question import formula_mode
+from phalanx.planner.workload import formula_mode
 
 GPT_VOCABULARY = 51200  # of GPT-2, padded as Megatron-LM pads it, where a row names none
 GIB = 2**30
@@ -49,7 +49,7 @@ class PublishedRun:
         layouts: the layouts that the row leaves open; one, if it says everything.
         seq: tokens per sequence.
         batch: sequences per step.
-        practice: what its program did.
+        framework: what its program did.
         one_layer: forward and backward of one block were measured, not a step.
         step_seconds: as published; None if it was not.
         peak_bytes: as published; None if it was not.
@@ -65,7 +65,7 @@ class PublishedRun:
     layouts: tuple[Layout, ...]
     seq: int
     batch: int
-    practice: Practice
+    framework: Framework
     one_layer: bool
     step_seconds: float | None
     peak_bytes: float | None
@@ -97,7 +97,7 @@ def read_run(row: Row) -> PublishedRun:
     assumptions: list[str] = []
     shape = read_shape(row, assumptions)
     cluster = _cluster(row, assumptions)
-    practice = _practice(row)
+    framework = _framework(row)
     seq = needed(row, "seq_len")
     layouts, batch = read_layouts(row, shape, _batch(row, seq), assumptions)
     seconds = published_seconds(row, shape, layouts[0], seq, batch)
@@ -110,7 +110,7 @@ def read_run(row: Row) -> PublishedRun:
         layouts=layouts,
         seq=seq,
         batch=batch,
-        practice=practice,
+        framework=framework,
         one_layer=bool(ONE_LAYER.search(row.get("model", ""))),
         step_seconds=seconds,
         peak_bytes=None if peak is None else peak * GIB,
@@ -120,7 +120,7 @@ def read_run(row: Row) -> PublishedRun:
     )
 
 
-def _practice(row: Row) -> Practice:
+def _framework(row: Row) -> Framework:
     """What the program did, by what the row says of it: device, precision and ZeRO.
 
     TPUs run compiled programs; programs of 2021 trained in fp16, with every score in memory;
@@ -132,12 +132,12 @@ def _practice(row: Row) -> Practice:
     if precision == "fp16":
         return MEGATRON_2021
     sharding, notes = row.get("zero_stage_or_fsdp", "").lower(), row.get("notes", "").lower()
-    practice = EAGER_FSDP if "fsdp" in sharding else MEGATRON_CORE
+    framework = EAGER_FSDP if "fsdp" in sharding else MEGATRON_CORE
     if "fp32 gradient accumulation" in notes:
-        practice = EAGER_3D
+        framework = EAGER_3D
     if precision == "fp8":
-        practice = MEGATRON_FP8
-    return replace(practice, graphs="cuda graphs" in notes)
+        framework = MEGATRON_FP8
+    return replace(framework, graphs="cuda graphs" in notes)
 
 
 def read_shape(row: Row, assumptions: list[str]) -> ModelShape:

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 from phalanx.core.errors import RefusedError, UsageError
 from phalanx.core.estimate import SIGMAS_OF_80_PERCENT, Estimate
+from phalanx.core.layout import Layout
 from phalanx.core.recompute import MODES
 from phalanx.cost.flops import flops_per_token, recompute_flops_per_token
-from phalanx.planner.estimate import answer
+from phalanx.planner.estimate import Priced
 from phalanx.planner.published.cells import Row, UnusableError
 from phalanx.planner.published.rows import PublishedRun, read_run
-from phalanx.planner.question import Question, ask, formula_mode
-from phalanx.planner.stages import block_seconds
+from phalanx.planner.workload import Workload, formula_mode, workload_of
 
 _SOURCE_ENDS = re.compile(r"[@(]| Table| \xa7")
 
@@ -103,34 +103,35 @@ def predict_all(rows: Iterable[Row]) -> list[Prediction]:
     return [predict(row) for row in rows]
 
 
-def _question(run: PublishedRun, index: int) -> Question:
-    return ask(run.shape, run.cluster, run.layouts[index], run.seq, run.batch, run.practice)
+def _priced(run: PublishedRun, index: int) -> Priced:
+    layout = run.layouts[index]
+    return Priced(*workload_of(run.shape, run.cluster, layout, run.seq, run.batch, run.framework))
 
 
 def _one_layer(run: PublishedRun) -> Prediction:
-    question = _question(run, 0)
+    priced = _priced(run, 0)
     return Prediction(
         id=run.id,
         devices=run.cluster.count,
         complete=run.complete,
-        seconds=block_seconds(question),
+        seconds=priced.block_seconds(),
         baseline_seconds=None,
         published_seconds=run.step_seconds,
-        spread=question.rates.spread,
-        layout=str(question.layout),
+        spread=priced.workload.rates.spread,
+        layout=str(priced.layout),
         assumptions=(*run.assumptions, "forward and backward of one block"),
     )
 
 
 def _whole_step(run: PublishedRun) -> Prediction:
-    question, found = _choose(run)
-    spare = 0.0 if run.allocated else question.practice.stack.fragmentation
+    workload, found = _choose(run)
+    spare = 0.0 if run.allocated else workload.framework.stack.fragmentation
     return Prediction(
         id=run.id,
         devices=run.cluster.count,
         complete=run.complete,
         seconds=found.step_seconds,
-        baseline_seconds=baseline(question),
+        baseline_seconds=baseline(workload, found.layout),
         published_seconds=run.step_seconds,
         peak_bytes=max(rank.allocated for rank in found.ranks) * (1 + spare),
         published_peak_bytes=run.peak_bytes,
@@ -141,30 +142,30 @@ def _whole_step(run: PublishedRun) -> Prediction:
     )
 
 
-def _choose(run: PublishedRun) -> tuple[Question, Estimate]:
+def _choose(run: PublishedRun) -> tuple[Workload, Estimate]:
     """The fastest of the layouts left open that fit with the least recomputation."""
-    asked = []
+    found = []
     reason: Exception = UnusableError("no layout")
     for index in range(len(run.layouts)):
         try:
-            question = _question(run, index)
-            asked.append((question, answer(question)))
+            priced = _priced(run, index)
+            found.append((priced.workload, priced.estimate()))
         except RefusedError as refusal:
             reason = refusal
-    if not asked:
+    if not found:
         raise reason
-    fitting = [pair for pair in asked if pair[1].fits] or asked[-1:]
-    modes = {question.layout.recompute for question, _ in fitting}
+    fitting = [pair for pair in found if pair[1].fits] or found[-1:]
+    modes = {estimate.layout.recompute for _, estimate in fitting}
     least = min(modes, key=lambda mode: MODES.index(mode) if mode in MODES else -1)
-    candidates = [pair for pair in fitting if pair[0].layout.recompute == least]
+    candidates = [pair for pair in fitting if pair[1].layout.recompute == least]
     return min(candidates, key=lambda pair: pair[1].step_seconds)
 
 
-def baseline(question: Question) -> float:
+def baseline(workload: Workload, layout: Layout) -> float:
     """Seconds at constant utilisation: executed FLOP at one share of the peak per accelerator."""
-    shape, layout, seq = question.shape, question.layout, question.seq
+    shape, seq = workload.shape, workload.seq
     flops = flops_per_token(shape, seq, causal=False) + recompute_flops_per_token(
         shape, seq, formula_mode(layout.recompute), causal=False
     )
-    reached = question.rates.utilization * question.machine.peak * layout.ranks
-    return question.tokens * flops / reached
+    reached = workload.rates.utilization * workload.machine.peak * layout.ranks
+    return workload.tokens * flops / reached

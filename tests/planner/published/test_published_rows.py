@@ -122,7 +122,7 @@ def test_memory_chooses_among_parts_of_one_name():
 
 def test_programs_are_told_apart_by_precision_and_sharding():
     names = [
-        read_run(ROWS[name]).practice.name for name in ("VT-multi-0", "TT-T1-1", "NT-1.34B-8n")
+        read_run(ROWS[name]).framework.name for name in ("VT-multi-0", "TT-T1-1", "NT-1.34B-8n")
     ]
     assert names == ["Megatron-LM 2021", "PyTorch FSDP", "eager 3D"]
 

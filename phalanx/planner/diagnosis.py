@@ -1,4 +1,4 @@
-"""Answers `why not this layout?`: its price beside the best's, or what refuses it and mends it."""
+"""Answers `why not this layout?`: its price beside the best's, or what refuses it and fixes it."""
 
 from dataclasses import dataclass, replace
 
@@ -7,9 +7,9 @@ from phalanx.core.errors import RefusedError
 from phalanx.core.estimate import Estimate
 from phalanx.core.layout import Layout
 from phalanx.core.units import show_bytes
-from phalanx.planner.asked import both, read_limits, show_limits
 from phalanx.planner.estimate import estimate
-from phalanx.planner.explain import Mend, mend, nearest_mesh, shortage
+from phalanx.planner.explain import Fix, nearest_mesh, shortage, suggest_fix
+from phalanx.planner.parse import both, read_limits, show_limits
 from phalanx.planner.search import Found, search
 from phalanx.planner.sweep import Request, Smallest, Sweep
 
@@ -18,7 +18,7 @@ DOUBLINGS = 16  # of the devices, to see with how many a model would fit
 
 
 @dataclass(frozen=True)
-class Why:
+class Diagnosis:
     """What there is to say about a layout that was asked for.
 
     Attributes:
@@ -27,17 +27,17 @@ class Why:
             nothing can be priced.
         rank: its place among all layouts that fit; 0 where it does not.
         refusal: why not; empty where it fits.
-        mend: the smallest change that makes it fit, if it is one.
+        fix: the smallest change that makes it fit, if there is one.
     """
 
     asked: str
     estimate: Estimate | None = None
     rank: int = 0
     refusal: str = ""
-    mend: Mend | None = None
+    fix: Fix | None = None
 
 
-def why(found: Found, words: str, *, binary: bool = False) -> Why:
+def diagnose(found: Found, words: str, *, binary: bool = False) -> Diagnosis:
     """Look at a layout, or at all that some words allow.
 
     Args:
@@ -58,26 +58,26 @@ def why(found: Found, words: str, *, binary: bool = False) -> Why:
         best = search(request)
         if best.ranked:
             price = best.ranked[0].estimate
-            return Why(words, price, found.rank(price))
-        return Why(words, refusal=nothing_fits(request, doublings=0, binary=binary))
+            return Diagnosis(words, price, found.rank(price))
+        return Diagnosis(words, refusal=nothing_fits(request, doublings=0, binary=binary))
     except RefusedError as refusal:
-        return Why(words, refusal=str(refusal))
+        return Diagnosis(words, refusal=str(refusal))
 
 
-def _one(found: Found, words: str, *, binary: bool) -> Why:
+def _one(found: Found, words: str, *, binary: bool) -> Diagnosis:
     request, layout = found.request, Layout.parse(words)
     if layout.precision.is_auto:
         layout = replace(layout, precision=request.precision)
-    shape, cluster, practice = request.shape, request.cluster, request.practice
+    shape, cluster, framework = request.shape, request.cluster, request.framework
     if layout.ranks != cluster.count:
-        return Why(words, refusal=_wrong_product(layout, cluster.count))
+        return Diagnosis(words, refusal=_wrong_product(layout, cluster.count))
     try:
-        price = estimate(shape, cluster, layout, request.seq, request.batch, practice)
+        price = estimate(shape, cluster, layout, request.seq, request.batch, framework)
     except RefusedError as refusal:
-        return Why(words, refusal=str(refusal))
+        return Diagnosis(words, refusal=str(refusal))
     if price.fits:
-        return Why(words, price, found.rank(price))
-    return Why(words, price, 0, shortage(price, binary=binary), mend(request, layout))
+        return Diagnosis(words, price, found.rank(price))
+    return Diagnosis(words, price, 0, shortage(price, binary=binary), suggest_fix(request, layout))
 
 
 def _wrong_product(layout: Layout, devices: int) -> str:

@@ -3,11 +3,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from phalanx.cost.wires import Group, links, seconds
 
 from phalanx.catalog import load
 from phalanx.catalog.sustained import sustained
 from phalanx.core.cluster import Link
-from phalanx.cost.wires import Group, links, seconds
 
 CLUSTER = load.cluster("h100x64")
 RATES = sustained("h100-sxm")

@@ -6,9 +6,9 @@ from math import gcd
 
 from phalanx.core.errors import RefusedError, UsageError, divisors, shorten, unknown
 from phalanx.core.layout import Layout
-from phalanx.core.recompute import MODES
 from phalanx.core.units import show_count
-from phalanx.planner.candidates import SEARCHED, VARIED, Limits
+from phalanx.planner.refine import SEARCHED_KEYS
+from phalanx.planner.space import SEARCHED, Limits
 from phalanx.schedules.registry import find_schedule
 
 NEAR = 0.05  # share by which a step that is no whole number of sequences may be rounded
@@ -79,20 +79,14 @@ def read_limits(text: str) -> Limits:
             raise UsageError(f"cannot read {word!r}; write key=value, as in pp=16 or tp=4|8")
         if key not in known:
             raise unknown("layout key", key, known)
-        if key not in VARIED:
+        if key not in (*SEARCHED_KEYS, "precision"):
             raise UsageError(
-                f"the search leaves {key} at its default; it varies {', '.join(VARIED)}, and "
-                f"phalanx estimate prices one layout with {word}"
+                f"the search leaves {key} at its default; it varies {', '.join(SEARCHED_KEYS)}, "
+                f"and phalanx estimate prices one layout with {word}"
             )
         if key in limits:
             raise UsageError(f"{key} stands twice in {text!r}; write {key}=4|8 to allow several")
         limits[key] = frozenset(_read(key, value) for value in values.split("|"))
-    modes = limits.get("recompute", frozenset()) - frozenset(MODES)
-    if modes:
-        raise UsageError(
-            f"the search has no recompute={'|'.join(sorted(map(str, modes)))}; "
-            f"it has {', '.join(map(str, MODES))}"
-        )
     for name in sorted(map(str, limits.get("schedule", frozenset()))):
         if not find_schedule(name).can_be_searched:
             raise UsageError(

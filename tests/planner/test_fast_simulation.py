@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.core.schedule import Kind
-from phalanx.planner import pace
+from phalanx.planner import fast_simulation
 from phalanx.planner.simulate import occupancy, simulate
 from phalanx.schedules.build import build
 
@@ -46,7 +46,7 @@ def lasts_exactly(name, p, m, v, costs, hop):
 def test_the_pace_is_that_of_the_simulation_within_five_percent_however_unequal_the_stages(drawn):
     name, p, m, v, table, hop = drawn
     costs = costs_of(table)
-    lasts = pace.makespans(name, p, m, v, costs, np.array([hop]))[0]
+    lasts = fast_simulation.makespans(name, p, m, v, costs, np.array([hop]))[0]
     assert lasts == pytest.approx(lasts_exactly(name, p, m, v, costs, hop), rel=0.05)
 
 
@@ -54,9 +54,9 @@ def test_the_pace_is_that_of_the_simulation_within_five_percent_however_unequal_
 @given(played())
 def test_a_short_step_is_played_exactly(drawn):
     name, p, _, v, table, hop = drawn
-    m = pace.PERIODS[1] * p
+    m = fast_simulation.PERIODS[1] * p
     costs = costs_of(table)
-    lasts = pace.makespans(name, p, m, v, costs, np.array([hop]))[0]
+    lasts = fast_simulation.makespans(name, p, m, v, costs, np.array([hop]))[0]
     assert lasts == pytest.approx(lasts_exactly(name, p, m, v, costs, hop), rel=1e-12)
 
 
@@ -66,12 +66,12 @@ def test_equal_stages_are_continued_exactly(name, m):
     v = 2 if name == "interleaved" else None
     stages = build(name, 4, m, v).num_stages
     costs = costs_of(np.array([[1.0], [1.25], [0.75]]) * np.ones(stages))
-    lasts = pace.makespans(name, 4, m, v, costs, np.array([0.125]))[0]
+    lasts = fast_simulation.makespans(name, 4, m, v, costs, np.array([0.125]))[0]
     assert lasts == pytest.approx(lasts_exactly(name, 4, m, v, costs, 0.125), rel=1e-12)
 
 
 def test_several_sets_of_costs_are_played_at_once():
     one = costs_of(np.ones((3, 4)))
     both = {kind: np.concatenate([values, 2 * values]) for kind, values in one.items()}
-    lasts = pace.makespans("1f1b", 4, 8, 1, both, np.zeros(2))
+    lasts = fast_simulation.makespans("1f1b", 4, 8, 1, both, np.zeros(2))
     assert lasts.tolist() == [33.0, 66.0]

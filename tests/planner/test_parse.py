@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.core.errors import UsageError
-from phalanx.planner.asked import better_batch, both, read_limits, sequences_per_step, show_limits
+from phalanx.planner.parse import better_batch, both, read_limits, sequences_per_step, show_limits
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 `procedure` follows the guidelines of Megatron-LM: tensor parallelism up to the fast domain, a
 pipeline just large enough that the model fits, data parallelism with the rest, then micro-batches.
-`by_bubble` lists the (tp, pp, dp) whose memory, by formulas that fit on a napkin, is small enough.
+`by_bubble` lists the (tp, pp, dp) whose memory, by the formulas of the papers, is small enough.
 
 Symbols: t tp, p pp, d dp, m micro-batches per step and rank.
 """
@@ -16,10 +16,9 @@ from phalanx.core.model import ModelShape
 from phalanx.core.recompute import FULL, MODES, Recompute
 from phalanx.cost.activations import checkpointed_bytes
 from phalanx.cost.state import MIXED_ADAM, sharded
-from phalanx.planner.bytes import rank_bytes
-from phalanx.planner.estimate import answer
-from phalanx.planner.question import Question, ask
+from phalanx.planner.estimate import Priced
 from phalanx.planner.sweep import Request
+from phalanx.planner.workload import refuse
 from phalanx.schedules.layouts import spec_of
 
 FEW_PERCENT = 0.05  # a bubble that needs no more micro-batches
@@ -51,7 +50,7 @@ def procedure(request: Request) -> Estimate:
             f"with tp={tp}, no pipeline depth makes {request.shape.name} fit into "
             f"{request.cluster.name} under ZeRO-1; the search also looks at ZeRO-3"
         )
-    return answer(_ask(request, _with_larger_micro_batches(request, layout)))
+    return _priced(request, _with_larger_micro_batches(request, layout)).estimate()
 
 
 def _tensor(request: Request) -> int:
@@ -66,17 +65,17 @@ def _layout(request: Request, tp: int, pp: int, recompute: Recompute) -> Layout:
     return Layout(dp=dp, pp=pp, tp=tp, recompute=recompute, precision=request.precision)
 
 
-def _ask(request: Request, layout: Layout) -> Question:
-    shape, cluster, practice = request.shape, request.cluster, request.practice
-    return ask(shape, cluster, layout, request.seq, request.batch, practice)
+def _priced(request: Request, layout: Layout) -> Priced:
+    refuse(request, layout)
+    return Priced(request, layout)
 
 
 def _fits(request: Request, layout: Layout) -> bool:
     try:
-        question = _ask(request, layout)
+        priced = _priced(request, layout)
     except RefusedError:
         return False
-    return max(rank.total for rank in rank_bytes(question)) <= request.capacity
+    return max(rank.total for rank in priced.rank_bytes()) <= request.capacity
 
 
 def _with_larger_micro_batches(request: Request, layout: Layout) -> Layout:
@@ -90,7 +89,7 @@ def _with_larger_micro_batches(request: Request, layout: Layout) -> Layout:
 
 
 @dataclass(frozen=True)
-class Napkin:
+class HeuristicFit:
     """A layout by the formulas of the papers.
 
     Attributes:
@@ -106,7 +105,7 @@ class Napkin:
 
 def by_bubble(
     shape: ModelShape, devices: int, tokens: float, capacity: float = 80e9, m: int = 8
-) -> list[Napkin]:
+) -> list[HeuristicFit]:
     """All (tp, pp, dp) with tp up to 8 that fit, least bubble first, then least tp.
 
         bytes = N/(t p) (2 + 2 + 12/d) + activations of one of m micro-batches, block inputs kept
@@ -125,17 +124,18 @@ def by_bubble(
     for tp in (t for t in divisors(devices) if t <= 8):
         for pp in (p for p in divisors(devices // tp) if p <= shape.layers):
             layout = Layout(dp=devices // (tp * pp), pp=pp, tp=tp, recompute=FULL)
-            size = napkin_bytes(shape, layout, tokens, m)
+            size = heuristic_bytes(shape, layout, tokens, m)
             if size <= capacity:
                 idle = spec_of(layout).bubble_of(pp, m).idle_fraction
-                found.append(Napkin(layout, size, idle))
+                found.append(HeuristicFit(layout, size, idle))
     return sorted(found, key=lambda fit: (fit.bubble, fit.layout.tp))
 
 
-def napkin_bytes(shape: ModelShape, layout: Layout, tokens: float, m: int) -> float:
+def heuristic_bytes(shape: ModelShape, layout: Layout, tokens: float, m: int) -> float:
     """State and activations of one device, see `by_bubble`."""
     state = sharded(MIXED_ADAM, layout.zero, layout.dp).total
     params = shape.params() / (layout.tp * layout.pp)
     of_micro_batch = tokens / layout.dp / m
     layers = shape.layers / layout.pp
-    return params * state + checkpointed_bytes(shape, of_micro_batch, layers, layout.tp)
+    size = params * state + checkpointed_bytes(shape, of_micro_batch, layers, layout.tp)
+    return float(size)

@@ -2,19 +2,19 @@ import pytest
 
 from phalanx.catalog import load
 from phalanx.core.layout import Layout
-from phalanx.planner.asked import read_limits
+from phalanx.planner.diagnosis import diagnose, nothing_fits
 from phalanx.planner.estimate import estimate
 from phalanx.planner.explain import (
     differences,
-    mend,
     nearest_mesh,
     shortage,
+    suggest_fix,
     why_not_faster,
     why_slower,
 )
+from phalanx.planner.parse import read_limits
 from phalanx.planner.search import Found, search
 from phalanx.planner.sweep import Request
-from phalanx.planner.why import nothing_fits, why
 
 LLAMA, CLUSTER = load.model("llama-3.1-8b"), load.cluster("h100x64")
 REQUEST = Request(shape=LLAMA, cluster=CLUSTER, seq=8192, batch=128)
@@ -53,7 +53,7 @@ def test_the_best_says_what_it_spends_beside_arithmetic_at_the_peak(found: Found
 
 
 def test_a_layout_that_fits_has_a_price_and_a_rank(found: Found):
-    answer = why(found, "dp=8 pp=1 tp=8 mb=4")
+    answer = diagnose(found, "dp=8 pp=1 tp=8 mb=4")
     assert answer.refusal == ""
     assert answer.estimate is not None
     assert answer.estimate.layout == Layout.parse("dp=8 pp=1 tp=8 mb=4 precision=bf16")
@@ -61,18 +61,18 @@ def test_a_layout_that_fits_has_a_price_and_a_rank(found: Found):
 
 
 def test_the_best_layout_has_rank_1(found: Found):
-    assert why(found, str(found.ranked[0].estimate.layout)).rank == 1
+    assert diagnose(found, str(found.ranked[0].estimate.layout)).rank == 1
 
 
 def test_words_that_leave_something_open_stand_for_the_fastest_that_has_them(found: Found):
-    answer = why(found, "tp=8")
+    answer = diagnose(found, "tp=8")
     assert answer.estimate is not None
     assert answer.estimate.layout.tp == 8
     assert answer.estimate.step_seconds <= price("dp=8 pp=1 tp=8 mb=4").step_seconds
 
 
 def test_a_wrong_product_is_said_with_the_nearest_layout_that_multiplies(found: Found):
-    answer = why(found, "dp=7 pp=3 tp=4")
+    answer = diagnose(found, "dp=7 pp=3 tp=4")
     assert answer.refusal == (
         "dp=7 x pp=3 x tp=4 is 84 ranks, and there are 64 devices; "
         "the nearest that fits is dp=8 pp=2 tp=4"
@@ -102,22 +102,22 @@ def test_the_nearest_mesh_multiplies_and_moves_least(line: str, devices: int, ne
 
 
 def test_a_layout_that_cannot_be_cut_says_what_can(found: Found):
-    assert why(found, "dp=64 pp=1 tp=1 mb=3").refusal == (
+    assert diagnose(found, "dp=64 pp=1 tp=1 mb=3").refusal == (
         "a batch of 128 sequences cannot be cut into dp=64 x mb=3; the batch can be 192"
     )
 
 
 def test_a_layout_that_does_not_fit_says_by_how_much_and_what_mends_it(found: Found):
-    answer = why(found, "dp=64 pp=1 tp=1 zero=0 mb=2")
+    answer = diagnose(found, "dp=64 pp=1 tp=1 zero=0 mb=2")
     assert answer.rank == 0
     assert "too much: optimizer 96.4 GB" in answer.refusal
-    assert answer.mend is not None
-    assert answer.mend.estimate.fits
-    assert len(answer.mend.changes.split()) == 2  # no single change is enough
+    assert answer.fix is not None
+    assert answer.fix.estimate.fits
+    assert len(answer.fix.changes.split()) == 2  # no single change is enough
 
 
 def test_one_change_is_preferred_to_two():
-    mended = mend(REQUEST, Layout.parse("dp=64 pp=1 tp=1 precision=bf16"))
+    mended = suggest_fix(REQUEST, Layout.parse("dp=64 pp=1 tp=1 precision=bf16"))
     assert mended is not None
     assert len(mended.changes.split()) == 1
     assert price(f"dp=64 pp=1 tp=1 precision=bf16 {mended.changes}").fits

@@ -1,4 +1,4 @@
-"""What training programs do differently that changes time and memory, not the mathematics."""
+"""Profiles of frameworks: what changes time and memory, and not the mathematics."""
 
 from dataclasses import dataclass, replace
 
@@ -20,11 +20,11 @@ RESERVED_BY_STREAMS = 0.15
 
 
 @dataclass(frozen=True, kw_only=True)
-class Practice:
-    """The habits of a program.
+class Framework:
+    """The profile of a framework.
 
     Attributes:
-        name: of the practice.
+        name: of the framework.
         stack: what it keeps in memory.
         fused_attention: scores never leave the chip, and only half of them are computed.
         dropout: after embeddings, scores, attention and MLP.
@@ -32,7 +32,6 @@ class Practice:
             otherwise one operator of the framework after the other does.
         stops_early: recomputation ends at the last tensor that backward needs, so that the last
             product of a block is not repeated.
-        keeps_gates: the gate of a swiglu is kept with its inputs.
         first_attention: fused attention of the first generation, which reaches less.
         hides_sums: in backward, the messages of tp go on beside products that do not need them.
         hides_gradients: gradients are reduced while backward goes on.
@@ -44,6 +43,10 @@ class Practice:
         optimizer_bytes: moved per parameter by a step of AdamW, norm and clipping included.
         graphs: kernels are launched from recorded graphs, without waiting for the host.
         gradient: bytes of an element of what is reduced.
+        sends_as_ledger: it sends what the axes declare, message by message; else what
+            `cost/messages/frameworks.py` makes of that.
+        sends_token_once: a token travels once to every rank that has one of its experts, and once
+            to every other domain.
     """
 
     name: str
@@ -52,7 +55,6 @@ class Practice:
     dropout: bool = False
     fused_passes: bool = True
     stops_early: bool = False
-    keeps_gates: bool = False
     first_attention: bool = False
     hides_sums: bool = True
     hides_gradients: bool = True
@@ -64,16 +66,20 @@ class Practice:
     optimizer_bytes: float = EAGER_ADAMW
     graphs: bool = False
     gradient: float = 4.0
+    sends_as_ledger: bool = False
+    sends_token_once: bool = True
 
 
-PHALANX = Practice(
+PHALANX = Framework(
     name="phalanx",
     stack=OURS,
     fused_passes=False,
     stops_early=True,
     hides_sums=False,
+    sends_as_ledger=True,
+    sends_token_once=False,
 )
-MEGATRON_CORE = Practice(
+MEGATRON_CORE = Framework(
     name="Megatron Core",
     stack=replace(MEGATRON, fragmentation=RESERVED_TOO_MUCH),
     pipeline_outside=True,
@@ -85,8 +91,12 @@ MEGATRON_CORE = Practice(
 EAGER_3D = replace(
     MEGATRON_CORE,
     name="eager 3D",
-    stack=replace(MEGATRON_CORE.stack, gradient_bytes=6.0, fragmentation=RESERVED_BY_STREAMS),
-    keeps_gates=True,
+    stack=replace(
+        MEGATRON_CORE.stack,
+        gradient_bytes=6.0,
+        keeps_gates=True,
+        fragmentation=RESERVED_BY_STREAMS,
+    ),
 )
 # The performance recipes of Megatron-Bridge in FP8, which reduce gradients in 16 bits
 MEGATRON_FP8 = replace(
@@ -97,7 +107,7 @@ MEGATRON_FP8 = replace(
     gradient=2.0,
 )
 # PyTorch FSDP in eager mode, 2023: one operator after the other, FlashAttention of that year
-EAGER_FSDP = Practice(
+EAGER_FSDP = Framework(
     name="PyTorch FSDP",
     stack=replace(EAGER, fragmentation=RESERVED_BY_STREAMS),
     fused_passes=False,
@@ -108,7 +118,7 @@ EAGER_FSDP = Practice(
 # Programs that a compiler sees whole: fused passes, messages beside products, no host to wait for
 XLA = replace(MEGATRON_CORE, name="XLA", stack=MEGATRON, graphs=True)
 # Megatron-LM until 2022: scores in memory, dropout, one all-reduce of 16-bit gradients at the end
-MEGATRON_2021 = Practice(
+MEGATRON_2021 = Framework(
     name="Megatron-LM 2021",
     stack=replace(PAPER, fragmentation=0.05),
     fused_attention=False,
@@ -123,7 +133,7 @@ MEGATRON_2021 = Practice(
     gradient=2.0,
 )
 
-PRACTICES = {
+FRAMEWORKS = {
     "phalanx": PHALANX,
     "megatron": MEGATRON_CORE,
     "megatron-fp8": MEGATRON_FP8,

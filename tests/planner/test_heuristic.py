@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.catalog import load
 from phalanx.core.errors import RefusedError
-from phalanx.planner.procedure import by_bubble, procedure
+from phalanx.planner.heuristic import by_bubble, procedure
 from phalanx.planner.search import search
 from phalanx.planner.sweep import Request
 
