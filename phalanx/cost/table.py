@@ -62,9 +62,9 @@ class Choice(Generic[T]):
         result: Booleans = np.array([bool(of(value)) for value in self.values])[self.codes]
         return result
 
-    def take(self, which: Integers | Booleans) -> "Choice[T]":
-        """Some of the rows; one value for all of them stays."""
-        return Choice(self.values, some_rows(self.codes, which))
+    def take(self, which: Integers | Booleans, *, alone: bool = False) -> "Choice[T]":
+        """Some of the rows; one value for all of them stays, unless there is one row alone."""
+        return Choice(self.values, self.codes[which] if alone else some_rows(self.codes, which))
 
     def of_shape(self, *shape: int) -> "Choice[T]":
         """The same in another shape."""
@@ -144,12 +144,20 @@ class Table:
 
         A column of one value for all rows stays what it is.
         """
+        alone = len(self) == 1  # then no column says whether it is one for all
         some: dict[str, Any] = {
-            key: value.take(which) if isinstance(value, Choice) else some_rows(value, which)
+            key: value.take(which, alone=alone)
+            if isinstance(value, Choice)
+            else value[which]
+            if alone
+            else some_rows(value, which)
             for key, value in self._columns()
             if key not in columns
         }
         return replace(self, **(some | columns))
+
+    def __len__(self) -> int:
+        return max(len(getattr(c, "codes", c)) for _, c in self._columns())
 
     @property
     def tall(self) -> "Table":

@@ -104,7 +104,8 @@ class Candidates:
         if not len(close):
             return
         table = rows.table
-        keys = (table.pp, table.tp, table.cp, np.broadcast_to(table.ep, len(rows)), rows.variant)
+        columns = (table.pp, table.tp, table.cp, table.ep, rows.variant)
+        keys = [np.broadcast_to(column, len(rows)) for column in columns]
         chosen = different([key[close] for key in keys], least=best[close]).first
         for row in close[chosen].tolist():
             at = (int(table.dp[row]), *(int(key[row]) for key in keys))

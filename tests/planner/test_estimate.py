@@ -249,7 +249,7 @@ def test_a_part_without_published_runs_says_so_and_is_less_certain():
         ("dp=2 tp=4 precision=fp64", "no fp64 matrix units"),
         ("dp=1 cp=8", None),
         ("dp=8 ep=2", "has no experts; use ep=1"),
-        ("dp=4 pp=2 v=2", "use v=1, or a schedule that leaves v open"),
+        ("dp=4 pp=2 v=2", "use v=1, or schedule=1f1b with v=1"),
         ("dp=4 pp=2 v=1 schedule=zb-v", "use v=2"),
         ("pp=8 schedule=interleaved v=3", "8 layers cannot fill"),
         ("dp=8 mb=3", "a batch of 128 sequences"),
@@ -266,7 +266,7 @@ def test_what_cannot_be_says_why_and_what_works(layout, message):
 def test_tp_must_divide_the_heads_and_ep_the_experts():
     with pytest.raises(RefusedError, match="16 heads cannot be split over tp=3"):
         price("dp=1 tp=3", cluster="h100x3")
-    with pytest.raises(RefusedError, match="16 experts cannot be split over ep=3"):
+    with pytest.raises(RefusedError, match="ep=3 must divide 16 experts"):
         price("dp=3 ep=3", shape=EXPERTS, cluster="h100x3", batch=3)
 
 

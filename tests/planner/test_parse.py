@@ -73,7 +73,6 @@ def test_limits_are_read_as_a_layout_is_and_may_name_several_values():
         ("pp=four", "pp is a whole number"),
         ("zero=7", "zero can be 0, 1, 2, 3"),
         ("schedule=pipedream", "another update"),
-        ("recompute=mlp+norms", "it has none, selective, full"),
         ("stages=4+4", "the search leaves stages at its default"),
     ],
 )

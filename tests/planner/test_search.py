@@ -4,8 +4,6 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from phalanx.planner.bytes import rank_bytes
-from phalanx.planner.question import ask
 
 from phalanx.catalog import load
 from phalanx.core.errors import RefusedError, divisors
@@ -13,12 +11,13 @@ from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.precision import Precision
 from phalanx.core.recompute import MODES
-from phalanx.planner.estimate import estimate, step_seconds
+from phalanx.planner.estimate import Priced, estimate
 from phalanx.planner.parse import read_limits
 from phalanx.planner.rerank import mesh_of
 from phalanx.planner.search import Found, search
 from phalanx.planner.space import MEMORY, SEARCHED
-from phalanx.planner.sweep import Request
+from phalanx.planner.sweep import Request, Sweep
+from phalanx.planner.workload import workload_of
 from phalanx.schedules.build import build
 from phalanx.schedules.layouts import chunks
 
@@ -71,11 +70,11 @@ def priced() -> dict[Layout, tuple[float, float]]:
     request, prices = request_of(), {}
     for layout in every_layout(8, 16):
         try:
-            question = ask(SMALL, request.cluster, layout, 4096, 16)
-            build(layout.schedule, layout.pp, question.micro_batches, chunks(layout))
+            priced = Priced(*workload_of(SMALL, request.cluster, layout, 4096, 16))
+            build(layout.schedule, layout.pp, priced.m, chunks(layout))
         except RefusedError:
             continue
-        prices[layout] = (0.0, max(rank.total for rank in rank_bytes(question)))
+        prices[layout] = (0.0, max(rank.total for rank in priced.rank_bytes()))
     return prices
 
 
@@ -97,7 +96,7 @@ def test_nothing_that_fits_is_faster_than_its_best(priced):
             continue
         if str(layout.recompute) == "selective":
             continue
-        seconds = step_seconds(ask(SMALL, found.request.cluster, layout, 4096, 16))
+        seconds = Priced(found.request, layout).step_seconds()
         best[mesh_of(layout)] = min(best.get(mesh_of(layout), seconds), seconds)
     exact = sorted(best.values())[: len(found.ranked)]
     assert [r.estimate.step_seconds for r in found.ranked] == pytest.approx(exact, rel=0.01)
