@@ -15,7 +15,7 @@ from phalanx.core.errors import UsageError
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.cost.activations import paper_layer_bytes
-from phalanx.cost.roofline import Fabric, LayerSizes
+from phalanx.cost.roofline import LayerSizes, SwitchedFabric
 from phalanx.schedules.layouts import chunks
 
 
@@ -122,7 +122,9 @@ def mixed_clocks(
     return Clocks(compute, max(weights, activations))
 
 
-def expert_clocks(block: LayerSizes, T: float, e: int, peak: float, fabric: Fabric) -> Clocks:
+def expert_clocks(
+    block: LayerSizes, T: float, e: int, peak: float, fabric: SwitchedFabric
+) -> Clocks:
     """Forward of one layer under ep = e: 4 T h k f / (e C), and two all-to-alls.
 
         in a domain    4 T h (e-1)/(e W_gpu) min(k/e, 1)
