@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     outcomes: dict[str, list[Outcome]] = defaultdict(list)
-    with RankPool(args.max_ranks) as pool:
+    with RankPool(args.max_ranks, print) as pool:
         for kind, spec in drawn(args.count, args.max_ranks, args.seed):
             outcome = verify(pool, spec.case())
             outcomes[kind].append(outcome)

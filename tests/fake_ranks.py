@@ -12,12 +12,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from phalanx.core.layout import Layout
 from phalanx.core.message import Message
 from phalanx.core.run import Run
 from phalanx.oracle.verify import Case
-from phalanx.schedules.layouts import is_asynchronous
-from phalanx.trainer.engine.pipedream import asynchronous, pipedream_step
-from phalanx.trainer.engine.step import build_engine, train_step
+from phalanx.trainer.engine.engine import build_engine
+from phalanx.trainer.engine.step import train_step
 from phalanx.trainer.parallel.comm import Group, Part, Pending, Rows
 from phalanx.trainer.parallel.mesh import Mesh, build_mesh
 
@@ -69,14 +69,13 @@ class Alike(Group):
 
 
 @contextmanager
-def fake_mesh(run: Run, rank: int = 0, kind: type[Group] = Alike) -> Iterator[Mesh]:
-    """The mesh of one rank of a run; torch's fake process group stands for all others."""
-    world = run.layout.ranks
+def fake_mesh(layout: Layout, rank: int = 0, kv_heads: int = 0) -> Iterator[Mesh]:
+    """The mesh of one rank; torch's fake process group stands for all others."""
+    world = layout.ranks
     if world > 1:
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
     try:
-        cpu = torch.device("cpu")
-        yield build_mesh(run.layout, cpu, kind, kv_heads=run.model.kv_heads)
+        yield build_mesh(layout, torch.device("cpu"), Alike, kv_heads=kv_heads)
     finally:
         if world > 1:
             dist.destroy_process_group()
@@ -95,13 +94,10 @@ def one_thread() -> Iterator[None]:
 
 def recorded(run: Run, rank: int) -> list[Message]:
     """What the ledger of one rank holds after a step; after the second, where one calibrates."""
-    take_step = pipedream_step if is_asynchronous(run.layout) else train_step
-    with one_thread(), fake_mesh(run, rank) as mesh:
+    with one_thread(), fake_mesh(run.layout, rank, run.model.kv_heads) as mesh:
         engine = build_engine(run, mesh)
-        if is_asynchronous(run.layout):
-            engine = asynchronous(engine)
         stream = Case(run).stream()
         for step in range(2 if run.layout.precision.recipe == "fp8" else 1):
             mesh.ledger.clear()
-            take_step(engine, step, stream.batch(step, engine.positions()))
+            train_step(engine, step, stream.batch(step, engine.positions()))
         return mesh.ledger.messages()

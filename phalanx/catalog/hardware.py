@@ -45,6 +45,11 @@ def parse_cluster_name(name: str) -> AskedCluster | None:
 def build_cluster(name: str, device: Accelerator, asked: AskedCluster) -> Cluster:
     """The cluster that was asked for by name.
 
+    Args:
+        name: as it was asked for.
+        device: its accelerator.
+        asked: how many, or the sizes of a torus.
+
     Raises:
         UsageError: none at all, absurdly many, or a torus of a part that has none.
     """
@@ -75,6 +80,9 @@ def read_cluster(
         table: the file.
         base: the file of the accelerator that it names; empty if it describes its own.
         where: for messages.
+
+    Raises:
+        UsageError: a key that is missing, unknown, or of the wrong kind; or an impossible count.
     """
     known = {"name", "accelerator", "count", "torus", *_SECTIONS, *_DEVICE_KEYS}
     for key in table:
@@ -101,6 +109,11 @@ def read_cluster(
 
 def read_accelerator(name: str, table: Mapping[str, Any], where: str) -> Accelerator:
     """An accelerator file as a value.
+
+    Args:
+        name: of the accelerator.
+        table: the file.
+        where: for messages.
 
     Raises:
         UsageError: a key that is missing, unknown, or of the wrong kind.
@@ -137,6 +150,11 @@ def read_accelerator(name: str, table: Mapping[str, Any], where: str) -> Acceler
 
 def typed(key: str, value: Any, kind: Any) -> Any:
     """Check one value of a file against the type it must have; an int may stand for a float.
+
+    Args:
+        key: for messages.
+        value: as it was read.
+        kind: a type, a union whose first counts, or a Literal.
 
     Raises:
         UsageError: another kind of value, or a number that is not finite.

@@ -7,14 +7,14 @@ phalanx clusters tpu-v5p:16x16x16 --json
 
 import json
 from argparse import ArgumentParser, Namespace
-from typing import Any
 
+from phalanx.api.catalog import cluster_document, clusters_document
 from phalanx.catalog import load
 from phalanx.cli.table import format_argument, print_facts, print_table
 from phalanx.core.cluster import Accelerator, Cluster, Link
-from phalanx.core.units import show_bytes, show_rate
+from phalanx.core.units import show_bytes, show_count, show_rate
+from phalanx.cost.state import MIXED_ADAM, largest_model
 
-SCHEMA = 1
 PEAK_HEADERS = ("bf16", "fp8", "fp4")
 HEADERS = ("accelerator", "memory", "bandwidth", *PEAK_HEADERS, "fast fabric", "network")
 CLUSTER_HEADERS = ("cluster", "accelerators", "memory", "network")
@@ -35,12 +35,7 @@ def run(args: Namespace) -> int:
         return 0
     devices, clusters = load.accelerators(), load.clusters()
     if args.json:
-        document = {
-            "schema": SCHEMA,
-            "accelerators": [_device_record(device) for device in devices],
-            "clusters": [_cluster_record(cluster) for cluster in clusters],
-        }
-        print(json.dumps(document, indent=2))
+        print(json.dumps(clusters_document(devices, clusters), indent=2))
         return 0
     print_table(HEADERS, [_row(device) for device in devices], args.format)
     print()
@@ -53,9 +48,7 @@ def run(args: Namespace) -> int:
 
 def _show(cluster: Cluster, args: Namespace) -> None:
     if args.json:
-        record = {"schema": SCHEMA, "cluster": _cluster_record(cluster)}
-        record["accelerator"] = _device_record(cluster.accelerator)
-        print(json.dumps(record, indent=2))
+        print(json.dumps(cluster_document(cluster), indent=2))
         return
     device = cluster.accelerator
     print_facts(
@@ -63,6 +56,7 @@ def _show(cluster: Cluster, args: Namespace) -> None:
             ("cluster", cluster.name),
             ("accelerators", f"{cluster.count:,} {device.name}"),
             ("memory", f"{show_bytes(device.memory)} each, {show_bytes(cluster.memory)} in all"),
+            ("largest model", _largest(cluster)),
             ("memory bandwidth", show_rate(device.hbm, "B")),
             *((f"peak {name}", _peak_line(cluster, name)) for name in device.formats),
             ("fast fabric", _fabric(cluster)),
@@ -72,6 +66,15 @@ def _show(cluster: Cluster, args: Namespace) -> None:
             ("notes", device.notes),
         ],
         args.format,
+    )
+
+
+def _largest(cluster: Cluster) -> str:
+    """Parameters whose training state fills one device, and all of them."""
+    one, every = (largest_model(size) for size in (cluster.accelerator.memory, cluster.memory))
+    return (
+        f"{show_count(one)} parameters with their training state on one, {show_count(every)} "
+        f"sharded over all, at {MIXED_ADAM.total:g} bytes each and nothing else"
     )
 
 
@@ -116,46 +119,3 @@ def _cluster_row(cluster: Cluster) -> list[str]:
     device = cluster.accelerator
     count = f"{cluster.count:,} x {device.name}"
     return [cluster.name, count, show_bytes(cluster.memory), device.network.name]
-
-
-def _link_record(link: Link) -> dict[str, Any]:
-    return {
-        "name": link.name,
-        "bytes_per_second": link.bandwidth,
-        "sustained_bytes_per_second": link.sustained,
-        "latency_seconds": link.latency,
-    }
-
-
-def _device_record(device: Accelerator) -> dict[str, Any]:
-    return {
-        "name": device.name,
-        "vendor": device.vendor,
-        "memory_bytes": device.memory,
-        "memory_bytes_per_second": device.hbm,
-        "peak_flops_per_second": dict(device.peaks),
-        "domain": {
-            "size": device.domain.size,
-            "topology": device.domain.topology,
-            "axes": device.domain.axes,
-            "reduces": device.domain.reduces,
-            **_link_record(device.domain.link),
-        },
-        "network": _link_record(device.network),
-        "host": _link_record(device.host),
-        "per_host": device.per_host,
-        "devices": device.devices,
-        "sources": dict(device.sources),
-        "notes": device.notes,
-    }
-
-
-def _cluster_record(cluster: Cluster) -> dict[str, Any]:
-    return {
-        "name": cluster.name,
-        "accelerator": cluster.accelerator.name,
-        "count": cluster.count,
-        "torus": cluster.torus,
-        "domain_size": cluster.domain_size,
-        "memory_bytes": cluster.memory,
-    }

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.cli.runfile import load_run
+from phalanx.api.runfile import load_run
 from phalanx.core.errors import RefusedError, UsageError
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Run

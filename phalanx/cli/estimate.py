@@ -2,14 +2,15 @@
 
 phalanx estimate llama-3.1-405b h100x8192 --layout "tp=8 pp=16" --seq 8192 --tokens 16Mi
 phalanx estimate gpt-3-175b a100x1024 --layout "dp=16 pp=8 tp=8 recompute=full" --tokens 3.1M
-phalanx estimate mine.toml h100x8 --layout zero=3 --batch 64 --program fsdp --json
+phalanx estimate mine.toml h100x8 --layout zero=3 --batch 64 --framework fsdp --json
 """
 
+import json
 import sys
 from argparse import ArgumentParser, Namespace
 
 from phalanx.cli.table import format_argument
-from phalanx.cost.framework import FRAMEWORKS
+from phalanx.core.errors import UsageError
 
 DOES_NOT_FIT = 3
 
@@ -29,39 +30,49 @@ def arguments(parser: ArgumentParser) -> None:
     batch = parser.add_mutually_exclusive_group(required=True)
     batch.add_argument("--batch", type=int, help="sequences in one step, all devices together")
     batch.add_argument("--tokens", help="tokens in one step, all devices together: 16M, 4Mi, 4e6")
-    parser.add_argument(
-        "--program",
-        choices=tuple(FRAMEWORKS),
-        default="phalanx",
-        help="whose habits to price: how it fuses, overlaps and recomputes (default phalanx)",
-    )
+    framework_argument(parser)
     format_argument(parser)
 
 
-def run(args: Namespace) -> int:
-    """Read the question, price it, show it."""
-    # imported here, so that --help comes at once
-    import json
+def framework_argument(parser: ArgumentParser) -> None:
+    """Declare `--framework`, which every command that prices takes."""
+    parser.add_argument(
+        "--framework",
+        metavar="NAME",
+        default="phalanx",
+        help="the program that is priced: how it fuses, overlaps and recomputes; phalanx help "
+        "framework names them (default phalanx)",
+    )
 
+
+def run(args: Namespace) -> int:
+    """Price the layout, show it, and say what would make it fit."""
+    # imported here, so that --help comes at once
+    from phalanx.api.planning import estimate_request, suggestion
     from phalanx.cli import estimate_screen as screen
-    from phalanx.cli.estimate_record import document, read_question, rows
     from phalanx.cli.table import print_table
     from phalanx.planner.estimate import estimate
-    from phalanx.planner.explain import shortage, suggest_fix
+    from phalanx.planner.explain import shortage
 
-    request, layout = read_question(args)
-    shape, cluster, seq, batch = request.shape, request.cluster, request.seq, request.batch
-    found = estimate(shape, cluster, layout, seq, batch, request.framework)
-    remedy = None if found.fits else suggest_fix(request, layout)
+    for name in ("seq", "batch"):
+        if getattr(args, name) is not None and getattr(args, name) < 1:
+            unit = {"seq": "token", "batch": "sequence"}[name]
+            raise UsageError(f"--{name} is {getattr(args, name)}; it is at least 1 {unit}")
+    request, layout = estimate_request(
+        args.model, args.cluster, args.layout, (args.tokens, args.batch), args.seq, args.framework
+    )
+    found = estimate(
+        request.shape, request.cluster, layout, request.seq, request.batch, request.framework
+    )
+    remedy = suggestion(request, found)
     if args.json:
-        print(json.dumps(document(found), indent=2))
+        print(json.dumps(found.to_dict(), indent=2))
     elif args.format == "table":
         screen.show(request, found)
     else:
-        print_table(("part", "seconds", "share", "worth"), rows(found.step), args.format)
+        print_table(("part", "seconds", "share", "worth"), screen.rows(found.step), args.format)
     if found.fits:
         return 0
-    cure = f"it fits with {remedy.changes}" if remedy else "no small change makes it fit"
     sys.stdout.flush()
-    print(f"does not fit: {shortage(found)}; {cure}", file=sys.stderr)
+    print(f"does not fit: {shortage(found)}; {remedy}", file=sys.stderr)
     return DOES_NOT_FIT

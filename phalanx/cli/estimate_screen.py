@@ -20,7 +20,12 @@ SMALL = 0.0005  # share of a step that is not worth a row
 
 
 def show(request: Request, found: Estimate) -> None:
-    """Print all of an estimate."""
+    """Print all of an estimate.
+
+    Args:
+        request: what was asked.
+        found: the estimate.
+    """
     console = open_console()
     colour, width = in_colour(console), console.width
     for line in heading(request, found):
@@ -43,7 +48,12 @@ def _cells(room: int) -> int:
 
 
 def heading(request: Request, found: Estimate) -> Iterator[str]:
-    """What was asked, and the answer in two lines."""
+    """What was asked, and the answer in two lines.
+
+    Args:
+        request: what was asked.
+        found: the estimate.
+    """
     shape, device = request.shape, request.cluster.accelerator.name
     yield (
         f"{shape.name} ({show_count(shape.params())} parameters) on "
@@ -67,10 +77,28 @@ def heading(request: Request, found: Estimate) -> Iterator[str]:
 
 
 def walk(term: Term, depth: int = 0) -> Iterator[tuple[int, Term]]:
-    """A term and all below it, with their depth."""
+    """A term and all below it, with their depth.
+
+    Args:
+        term: where to begin.
+        depth: of it.
+    """
     yield depth, term
     for child in term.children:
         yield from walk(child, depth + 1)
+
+
+def rows(step: Term) -> list[tuple[str, str, str, str]]:
+    """The tree as rows, children below their parents."""
+    return [
+        (
+            "  " * depth + term.name,
+            show_seconds(term.seconds),
+            show_share(term.seconds / step.seconds),
+            "" if math.isnan(term.worth) else show_seconds(term.worth),
+        )
+        for depth, term in walk(step)
+    ]
 
 
 def leaves(step: Term) -> list[tuple[str, Term]]:
@@ -84,7 +112,13 @@ def leaves(step: Term) -> list[tuple[str, Term]]:
 
 
 def waterfall(found: Estimate, cells: int, *, colour: bool) -> Table:
-    """One row for each part, beginning where the one before ended; the last is the whole step."""
+    """One row for each part, beginning where the one before ended; the last is the whole step.
+
+    Args:
+        found: the estimate.
+        cells: of the longest bar.
+        colour: whether there is any.
+    """
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name, justify in (("", "left"), ("", "left"), ("seconds", "right"), ("share", "right")):
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]  # literals
@@ -123,7 +157,13 @@ def shown_ranks(found: Estimate) -> list[RankBytes]:
 
 
 def memory(found: Estimate, cells: int, *, colour: bool) -> Table:
-    """A stacked bar for each pipeline rank, against the capacity at its right end."""
+    """A stacked bar for each pipeline rank, against the capacity at its right end.
+
+    Args:
+        found: the estimate.
+        cells: of the longest bar.
+        colour: whether there is any.
+    """
     table = Table(box=None, pad_edge=False, show_header=False)
     for _ in range(4):
         table.add_column(no_wrap=True)
@@ -141,7 +181,14 @@ def memory(found: Estimate, cells: int, *, colour: bool) -> Table:
 
 
 def stacked(rank: RankBytes, capacity: float, scale: float, *, colour: bool) -> Text:
-    """Class after class, and a mark where the device ends."""
+    """Class after class, and a mark where the device ends.
+
+    Args:
+        rank: whose bytes are drawn.
+        capacity: bytes of the device.
+        scale: cells to a byte.
+        colour: whether there is any.
+    """
     bar, total, drawn = Text(), 0.0, 0
     for name, size in rank.by_class:
         letter, style = CLASSES[name]
@@ -157,7 +204,12 @@ def stacked(rank: RankBytes, capacity: float, scale: float, *, colour: bool) -> 
 
 
 def messages(found: Estimate, *, complete: bool) -> Table:
-    """One row for each kind of message; on a narrow screen without the name of the operation."""
+    """One row for each kind of message; on a narrow screen without the name of the operation.
+
+    Args:
+        found: the estimate.
+        complete: whether there is room for all columns.
+    """
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("axis", "collective", "of") if complete else ("axis", "of"):
         table.add_column(name, no_wrap=True)

@@ -28,6 +28,7 @@ COMMANDS = {
     "published": "predict a table of published runs, and compare",
     "models": "list the models of the catalog, or show one",
     "clusters": "list the accelerators and clusters of the catalog, or show one",
+    "help": "explain a key of a layout or a run file, a quantity or a word",
 }
 
 EXIT_CODES = """\
@@ -60,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read our output has seen enough
         lose(sys.stdout)
         return 0
-    except (PhalanxError, KeyboardInterrupt, ModuleNotFoundError, OSError, MemoryError) as error:
+    except (PhalanxError, KeyboardInterrupt, ImportError, OSError, MemoryError) as error:
         told = _explain(error)
         if told is None:
             raise
@@ -76,11 +77,16 @@ def _explain(error: BaseException) -> tuple[str, int] | None:
             return "interrupted", INTERRUPTED_BY_USER
         case ModuleNotFoundError(name=str(name)) if name.partition(".")[0] in TRAINING_PACKAGES:
             return f"this needs {name}: pip install 'phalanx[train]'", 1
-        case MemoryError():
+        case MemoryError() | ImportError() if _lacks_memory(error):
             return "memory ran out; see what ulimit -v and free say", 1
         case OSError(strerror=str(reason)) if error.filename is not None or error.errno in RAN_OUT:
             return f"{error.filename or 'the system'}: {reason}", 1
     return None
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    """Whether memory ran out, for values or for the code of a library."""
+    return isinstance(error, MemoryError) or "failed to map segment" in str(error)
 
 
 def _require_text(words: list[str]) -> None:
@@ -95,8 +101,8 @@ def _require_text(words: list[str]) -> None:
 
 
 def _dispatch(words: list[str]) -> int:
-    if not words or words[0] in ("-h", "--help", "help"):
-        print(_overview())
+    if not words or words[0] in ("-h", "--help"):
+        print(overview())
         return 0
     if words[0] in ("-V", "--version"):
         print(f"phalanx {__version__}")
@@ -128,7 +134,8 @@ def _parse(name: str, module: ModuleType, words: list[str]) -> Namespace:
     return args
 
 
-def _overview() -> str:
+def overview() -> str:
+    """What `phalanx --help` prints: the commands and the exit codes."""
     width = max(len(name) for name in COMMANDS)
     lines = [f"  {name:{width}}  {text}" for name, text in COMMANDS.items()]
     return "\n".join(

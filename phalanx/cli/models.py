@@ -7,9 +7,11 @@ phalanx models mine.toml --json
 
 import json
 from argparse import ArgumentParser, Namespace
-from dataclasses import asdict
+from collections.abc import Mapping
 from typing import Any
 
+from phalanx.api.catalog import models_document
+from phalanx.api.limits import limits_of
 from phalanx.catalog import load
 from phalanx.catalog.load import ModelEntry
 from phalanx.cli.table import format_argument, print_facts, print_table
@@ -19,7 +21,6 @@ from phalanx.core.units import show_bytes, show_count, show_flops, show_share
 from phalanx.cost.flops import describe_convention, flops_per_token
 from phalanx.cost.state import MIXED_ADAM
 
-SCHEMA = 1
 HEADERS = ("model", "params", "active", "layers", "hidden", "heads", "kv", "ffn", "vocab", "kind")
 
 
@@ -29,6 +30,9 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--seq", type=int, default=8192, help="tokens per sequence for FLOP (default 8192)"
     )
+    parser.add_argument(
+        "--on", metavar="CLUSTER", help="also what hides messages there, for one model: h100x64"
+    )
     format_argument(parser)
 
 
@@ -36,12 +40,15 @@ def run(args: Namespace) -> int:
     """List all models, or show one."""
     if args.seq < 1:
         raise UsageError(f"--seq is {args.seq}; a sequence has at least 1 token")
+    if args.on and not args.model:
+        raise UsageError("--on is for one model; name it: phalanx models llama-3.1-8b --on h100x64")
     entries = [load.model_entry(args.model)] if args.model else load.models()
+    limits = limits_of(entries[0].shape, load.cluster(args.on)) if args.on else None
     if args.json:
-        records = [_record(entry, args.seq) for entry in entries]
-        print(json.dumps({"schema": SCHEMA, "seq": args.seq, "models": records}, indent=2))
+        print(json.dumps(models_document(entries, args.seq, limits), indent=2))
     elif args.model:
-        print_facts(_facts(entries[0], args.seq), args.format)
+        facts = _facts(entries[0], args.seq) + (_limits(limits) if limits else [])
+        print_facts(facts, args.format)
     else:
         print_table(HEADERS, [_row(entry.shape) for entry in entries], args.format)
     return 0
@@ -88,6 +95,19 @@ def _facts(entry: ModelEntry, seq: int) -> list[tuple[str, str]]:
     ]
 
 
+def _limits(limits: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What hides messages behind arithmetic, as lines; empty where there is no such fabric."""
+    tp, near, far = (
+        limits[key] for key in ("tensor_limit", "domain_tokens_floor", "network_tokens_floor")
+    )
+    return [
+        ("on", limits["cluster"]),
+        ("tensor messages", f"hide inside a domain up to tp={tp:.3g}" if tp else ""),
+        ("data messages", f"hide inside a domain from {near:,.0f} tokens a device" if near else ""),
+        ("across domains", f"data messages hide from {far:,.0f} tokens a device" if far else ""),
+    ]
+
+
 def _ffn(shape: ModelShape) -> str:
     if not shape.is_moe:
         return str(shape.ffn)
@@ -107,20 +127,3 @@ def _published(entry: ModelEntry) -> str:
 def _training(shape: ModelShape, seq: int) -> str:
     flops = show_flops(flops_per_token(shape, seq, causal=True))
     return f"{flops} per token at seq {seq}: {describe_convention(causal=True)}"
-
-
-def _record(entry: ModelEntry, seq: int) -> dict[str, Any]:
-    shape = entry.shape
-    return {
-        **asdict(shape),
-        "aliases": entry.aliases,
-        "params": shape.params(),
-        "active_params": shape.active_params(),
-        "published_params": entry.published_params or None,
-        "published_active_params": entry.published_active or None,
-        "flops_per_token": flops_per_token(shape, seq, causal=True),
-        "convention": describe_convention(causal=True),
-        "source": entry.source,
-        "verified": entry.verified,
-        "notes": entry.notes,
-    }

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
-from phalanx.cli.runfile import load_run
+from phalanx.api.runfile import load_run
 from phalanx.core.errors import RefusedError, UsageError
 from phalanx.core.run import Run
 from phalanx.trainer.run.continuity import Resume

@@ -8,12 +8,22 @@ phalanx plan llama-3.1-70b h100x512 --tokens 4Mi --fixed "pp=4" --why "dp=16 pp=
 phalanx plan llama-3.1-8b h100x64 --tokens 1Mi --train-tokens 15T --price 2.5 --out run.toml
 """
 
+import json
+import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from phalanx.cli.estimate import framework_argument
 from phalanx.cli.table import format_argument
-from phalanx.cost.framework import FRAMEWORKS
+from phalanx.core.errors import RefusedError
+from phalanx.core.units import parse_bytes
 from phalanx.planner.goodput import DEVICE_HOURS_PER_FAILURE, RESTART_SECONDS
+
+if TYPE_CHECKING:
+    from phalanx.api.plans import Plan
+    from phalanx.api.requests import Options
+    from phalanx.core.run import Run
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -37,12 +47,7 @@ def arguments(parser: ArgumentParser) -> None:
         metavar="LAYOUT",
         help='why not this one: "dp=64 pp=16 tp=16", or "tp=4" for the fastest with tp=4',
     )
-    parser.add_argument(
-        "--program",
-        choices=tuple(FRAMEWORKS),
-        default="phalanx",
-        help="whose habits to price: how it fuses, overlaps and recomputes (default phalanx)",
-    )
+    framework_argument(parser)
     parser.add_argument("--trainable", action="store_true", help="only what phalanx train can run")
     parser.add_argument("--top", type=int, default=10, help="how many meshes to show (default 10)")
     _add_campaign(parser)
@@ -75,7 +80,60 @@ def _add_campaign(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Read the question, search, say why, write the answer."""
-    from phalanx.cli import plan_run  # brings numpy, which --help can do without
+    """Search, say why, show it, write the run file."""
+    # imported here, so that --help comes at once
+    from phalanx.cli import plan_screen as screen
+    from phalanx.cli.table import print_table
 
-    return plan_run.run(args)
+    found = _plan(args)
+    run_file = _run_file(args, found) if args.out else None
+    if args.json:
+        print(json.dumps(found.to_dict(), indent=2))
+    elif args.format == "table":
+        screen.show(found)
+    else:
+        rows = [screen.table_row(found, ranked) for ranked in found.found.ranked]
+        print_table(screen.HEADERS, rows, args.format)
+    if run_file is not None:
+        args.out.write_text(run_file.to_toml(), encoding="utf-8")
+        best = str(found.best.layout)
+        apart = "" if best == str(run_file.layout) else ", the fastest that phalanx train runs"
+        print(f"wrote {args.out}: {screen.short(run_file.layout)}{apart}", file=sys.stderr)
+    return 0
+
+
+def _plan(args: Namespace) -> "Plan":
+    """The plan, with all that was asked about it."""
+    from phalanx.api.plans import plan
+    from phalanx.planner.goodput import Conditions
+
+    options: Options = {
+        "fixed": args.fixed,
+        "framework": args.framework,
+        "trainable": args.trainable,
+        "top": args.top,
+    }
+    if args.max_tp is not None:
+        options["max_tp"] = args.max_tp
+    if args.memory is not None:
+        options["memory"] = args.memory
+    conditions = Conditions(
+        device_hours=args.device_hours,
+        restart=args.restart,
+        storage=parse_bytes(args.storage, "--storage") if args.storage else 0.0,
+        price=args.price,
+    )
+    found = plan(args.model, args.cluster, tokens=args.tokens, seq=args.seq, **options)
+    if args.why:
+        found = found.asking(args.why)
+    if args.train_tokens is not None:
+        found = found.for_training(args.train_tokens, conditions)
+    return found
+
+
+def _run_file(args: Namespace, found: "Plan") -> "Run":
+    """The fastest layout that `phalanx train` runs, as a run."""
+    try:
+        return found.to_run()
+    except RefusedError as refusal:
+        raise RefusedError(f"--out {args.out}: {refusal}; leave out --out to plan only") from None

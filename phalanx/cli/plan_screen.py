@@ -6,13 +6,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from phalanx.cli.plan_record import Plan, reasons
+from phalanx.api.plans import Plan
 from phalanx.core.estimate import Estimate, Term
 from phalanx.core.layout import Layout
 from phalanx.core.units import show_bytes, show_count, show_seconds, show_share
 from phalanx.planner.diagnosis import Diagnosis
 from phalanx.planner.explain import differences, show_signed, why_slower
 from phalanx.planner.goodput import DAY, Campaign
+from phalanx.planner.rerank import Ranked
 from phalanx.planner.search import Found
 
 # Classes of memory in the order of the bar: letter where there are no colours, and colour.
@@ -34,6 +35,17 @@ PLAIN_WIDTH = 140
 NARROW = 120  # columns below which the reasons stand under the layouts, not beside them
 BESIDE_FALL = 55  # columns that the names and numbers beside the bars of time take
 
+HEADERS = (
+    "rank",
+    "layout",
+    "step_seconds",
+    "mfu",
+    "hfu",
+    "tokens_per_second",
+    "peak_bytes",
+    "bubble",
+    "reasons",
+)
 Row = tuple[str, Estimate, Sequence[str]]  # rank, price, and why
 
 
@@ -42,19 +54,19 @@ def show(plan: Plan) -> None:
     console = open_console()
     for line in heading(plan):
         console.print(line)
-    rows = [(str(r.rank), r.estimate, reasons(r.estimate, plan.best)) for r in plan.found.ranked]
+    rows = [(str(r.rank), r.estimate, plan.reasons(r.estimate)) for r in plan.found.ranked]
     console.print()
     console.print(ranking(rows, console, binary=plan.binary))
     console.print(legend(colour=in_colour(console)))
     console.print(f"\nwhere the {show_seconds(plan.best.step_seconds)} of rank 1 go")
     console.print(waterfall(plan.best, console))
-    console.print(Text("\n").join(Text(line) for line in ("", *by_the_book(plan))))
-    if plan.why is not None:
+    console.print(Text("\n").join(Text(line) for line in ("", *heuristic(plan))))
+    if plan.reasoned is not None:
         console.print()
-        show_why(plan, plan.why, console)
-    if plan.campaign is not None:
+        show_why(plan, plan.reasoned, console)
+    if plan.training is not None:
         console.print()
-        for line in training(plan, plan.campaign):
+        for line in training(plan, plan.training):
             console.print(line)
 
 
@@ -99,7 +111,13 @@ def short(layout: Layout) -> str:
 
 
 def memory_bar(found: Estimate, *, colour: bool, cells: int = BAR) -> Text:
-    """What the worst rank holds, class by class, against what the device has."""
+    """What the worst rank holds, class by class, against what the device has.
+
+    Args:
+        found: the layout.
+        colour: whether there is any.
+        cells: of a whole device.
+    """
     bar, drawn, total = Text(), 0, 0.0
     for name, size in found.worst_rank.by_class:
         letter, style = CLASSES[name]
@@ -120,7 +138,13 @@ def legend(*, colour: bool) -> Text:
 
 
 def ranking(rows: Sequence[Row], console: Console, *, binary: bool) -> Table:
-    """Layouts, one to a row, with bars of memory in GiB or GB, and why beside or below."""
+    """Layouts, one to a row, with bars of memory in GiB or GB, and why beside or below.
+
+    Args:
+        rows: rank, estimate and reasons of each layout.
+        console: that it is for.
+        binary: GiB, not GB.
+    """
     narrow = console.width < NARROW
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("rank", justify="right", no_wrap=True)
@@ -149,8 +173,34 @@ def ranking(rows: Sequence[Row], console: Console, *, binary: bool) -> Table:
     return table
 
 
+def table_row(plan: Plan, ranked: Ranked) -> Sequence[str]:
+    """One layout as a row of `HEADERS`.
+
+    Args:
+        plan: whose best it is compared with.
+        ranked: the layout.
+    """
+    found = ranked.estimate
+    return (
+        str(ranked.rank),
+        str(found.layout),
+        f"{found.step_seconds:.6g}",
+        f"{found.mfu:.4f}",
+        f"{found.hfu:.4f}",
+        f"{found.tokens_per_second:.6g}",
+        f"{found.peak_bytes:.0f}",
+        f"{found.bubble:.4f}",
+        "; ".join(plan.reasons(found)),
+    )
+
+
 def waterfall(found: Estimate, console: Console) -> Table:
-    """Where the time of one step goes, longest first."""
+    """Where the time of one step goes, longest first.
+
+    Args:
+        found: the layout.
+        console: that it is for.
+    """
     table = Table(box=None, pad_edge=False, show_header=False)
     for justify in ("left", "right", "right", "left"):
         table.add_column(justify=justify, no_wrap=True)
@@ -174,12 +224,12 @@ def _parts(step: Term) -> Iterator[tuple[str, float]]:
             yield (leaf.name if leaf is term else f"{term.name}: {leaf.name}"), leaf.seconds
 
 
-def by_the_book(plan: Plan) -> list[str]:
-    """The layout of the textbook procedure beside the best."""
-    title = "by the book (tp up to the domain, pp just large enough to fit, dp the rest)"
-    if isinstance(plan.book, str):
-        return [f"{title}: {plan.book}"]
-    book, best = plan.book, plan.best
+def heuristic(plan: Plan) -> list[str]:
+    """The layout of the textbook's procedure beside the best."""
+    title = "by the textbook (tp up to the domain, pp just large enough to fit, dp the rest)"
+    if isinstance(plan.heuristic, str):
+        return [f"{title}: {plan.heuristic}"]
+    book, best = plan.heuristic, plan.best
     slower = book.step_seconds - best.step_seconds
     return [
         f"{title}: {short(book.layout)}",
@@ -197,7 +247,13 @@ def _place(found: Found, price: Estimate) -> str:
 
 
 def show_why(plan: Plan, asked: Diagnosis, console: Console) -> None:
-    """Print what there is to say about the layout that was asked for."""
+    """Print what there is to say about the layout that was asked for.
+
+    Args:
+        plan: that it is compared with.
+        asked: what was found about it.
+        console: that it is for.
+    """
     console.print(f"why not {asked.asked}?")
     if asked.estimate is None or asked.refusal:
         console.print(f"  {asked.refusal}")
@@ -218,7 +274,12 @@ def show_why(plan: Plan, asked: Diagnosis, console: Console) -> None:
 
 
 def side_by_side(found: Estimate, best: Estimate) -> Table:
-    """Two prices term by term; terms that hardly differ are added up."""
+    """Two prices term by term; terms that hardly differ are added up.
+
+    Args:
+        found: the one that was asked for.
+        best: the fastest.
+    """
     table = Table(box=None, pad_edge=True, header_style="bold")
     table.add_column("term")
     for name in ("this one", "rank 1", "difference"):
@@ -239,7 +300,12 @@ def side_by_side(found: Estimate, best: Estimate) -> Table:
 
 
 def training(plan: Plan, whole: Campaign) -> list[str]:
-    """How long the whole training takes, and what it costs."""
+    """How long the whole training takes, and what it costs.
+
+    Args:
+        plan: whose best layout is taken.
+        whole: the training.
+    """
     low, high = (
         seconds / plan.best.step_seconds * whole.seconds / DAY for seconds in plan.best.between()
     )

@@ -24,25 +24,21 @@ def arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Read the rows, predict each, compare."""
     # imported here, so that --help comes at once
-    from phalanx.cli import published_record as record
+    from phalanx.api.publications import published
+    from phalanx.cli import published_screen as screen
     from phalanx.cli.table import print_table
-    from phalanx.planner.published.rows import read_rows
-    from phalanx.planner.published.runs import predict_all
-    from phalanx.planner.published.scores import summarize
 
-    predictions = predict_all(read_rows(args.file))
-    summary = summarize(predictions)
+    found = published(args.file)
     if args.json:
-        print(json.dumps(record.document(predictions, summary), indent=2))
+        print(json.dumps(found.to_dict(), indent=2))
         return 0
+    predictions, accuracy = found.predictions, found.accuracy
     if not args.summary:
-        print_table(
-            record.ROW_HEADERS, [record.row(p) for p in predictions if not p.skipped], args.format
-        )
+        shown = [screen.row(p) for p in predictions if not p.skipped]
+        print_table(screen.ROW_HEADERS, shown, args.format)
         print()
-    print_table(
-        record.SCORE_HEADERS, [record.score_row(score) for score in summary.groups], args.format
-    )
-    for line in (*record.skipped(predictions), *record.closing(predictions, summary)):
+    scores = [screen.score_row(score) for score in accuracy.groups]
+    print_table(screen.SCORE_HEADERS, scores, args.format)
+    for line in (*screen.skipped(predictions), *screen.closing(predictions, accuracy)):
         print(line)
     return 0

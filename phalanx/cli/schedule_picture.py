@@ -28,7 +28,7 @@ MARGIN = len("rank 127 ")
 LEFT, TOP, ROW, UNIT = 64, 30, 24, 26  # pixels of an SVG; UNIT is the shortest action
 
 
-class Block(NamedTuple):
+class Cell(NamedTuple):
     """One action in a line of text, and the columns that it covers."""
 
     action: Action
@@ -40,6 +40,11 @@ def plain(schedule: Schedule, timeline: Timeline, columns: int) -> list[str]:
     """Draw one line per rank in letters, `F0 F1 ...B0--- `, at most `columns` wide.
 
     Where a rank holds several stages, the stage comes first, as in `2F0`.
+
+    Args:
+        schedule: whose rows are drawn.
+        timeline: when they happen.
+        columns: of the screen.
     """
     label = "{0.kind.value}{0.microbatch}" if schedule.v == 1 else "{0}"
     lines = _lines(schedule, timeline, max(columns - MARGIN, 1), label + " ")
@@ -47,7 +52,13 @@ def plain(schedule: Schedule, timeline: Timeline, columns: int) -> list[str]:
 
 
 def coloured(schedule: Schedule, timeline: Timeline, columns: int) -> list[Text]:
-    """Draw one line per rank in blocks with micro-batch numbers, at most `columns` wide."""
+    """Draw one line per rank in blocks with micro-batch numbers, at most `columns` wide.
+
+    Args:
+        schedule: whose rows are drawn.
+        timeline: when they happen.
+        columns: of the screen.
+    """
     lines = _lines(schedule, timeline, max(columns - MARGIN, 1), "{0.microbatch} ")
     return [_coloured_line(rank, blocks, schedule) for rank, blocks in enumerate(lines)]
 
@@ -65,7 +76,12 @@ def coloured_legend(schedule: Schedule) -> Text:
 
 
 def svg(schedule: Schedule, timeline: Timeline) -> str:
-    """Draw a stand-alone SVG document; a block tells its times when pointed at."""
+    """Draw a stand-alone SVG document; a block tells its times when pointed at.
+
+    Args:
+        schedule: whose rows are drawn.
+        timeline: when they happen.
+    """
     scale = UNIT / _shortest(timeline)
     right = LEFT + round(max(span.end for span in timeline.spans) * scale)
     bottom = TOP + schedule.p * ROW
@@ -102,7 +118,7 @@ def _svg_block(span: Span, scale: float, schedule: Schedule) -> str:
     )
 
 
-def _lines(schedule: Schedule, timeline: Timeline, columns: int, label: str) -> list[list[Block]]:
+def _lines(schedule: Schedule, timeline: Timeline, columns: int, label: str) -> list[list[Cell]]:
     """Put every action into its rank's line, to one scale: the labels fit if the lines do.
 
     The shortest action gets whole columns, if it gets any, so that equal times look equal.
@@ -112,14 +128,14 @@ def _lines(schedule: Schedule, timeline: Timeline, columns: int, label: str) -> 
     shortest = _shortest(timeline)
     unit = min(widest, columns * shortest / end)
     scale = (int(unit) if unit >= 1 else unit) / shortest
-    lines: list[list[Block]] = [[] for _ in range(schedule.p)]
+    lines: list[list[Cell]] = [[] for _ in range(schedule.p)]
     for span in timeline.spans:
-        block = Block(parse_action(span.label), round(span.start * scale), round(span.end * scale))
+        block = Cell(parse_action(span.label), round(span.start * scale), round(span.end * scale))
         lines[span.rank].append(block)
     return lines
 
 
-def _plain_line(rank: int, blocks: list[Block], label: str) -> str:
+def _plain_line(rank: int, blocks: list[Cell], label: str) -> str:
     line = f"rank {rank}".ljust(MARGIN)
     for action, first, last in blocks:
         width = last - first
@@ -128,7 +144,7 @@ def _plain_line(rank: int, blocks: list[Block], label: str) -> str:
     return line.rstrip()
 
 
-def _coloured_line(rank: int, blocks: list[Block], schedule: Schedule) -> Text:
+def _coloured_line(rank: int, blocks: list[Cell], schedule: Schedule) -> Text:
     line = Text(f"rank {rank}".ljust(MARGIN))
     for action, first, last in blocks:
         line.append(" " * (MARGIN + first - len(line)))

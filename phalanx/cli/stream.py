@@ -75,6 +75,11 @@ def lose(stream: TextIO) -> None:
 def report_error(message: str, code: int, as_json: bool) -> int:
     """Say on stderr what went wrong; with --json, stdout still gets its one document.
 
+    Args:
+        message: one line.
+        code: the exit code.
+        as_json: whether stdout is for a script.
+
     Returns:
         The exit code.
     """

@@ -115,12 +115,13 @@ def _title(summary: Summary) -> Text:
 
 
 def _losses(summary: Summary) -> str:
-    first, last = summary.first_loss, summary.last_loss
+    first, last, few = summary.first_loss, summary.last_loss, summary.averaged_steps
     text = f"{first:.3f} -> {last:.3f} {_unit(summary)}"
+    means = f", means of {few} steps" if few > 1 else ""
     before, after = summary.bits_per_byte(first), summary.bits_per_byte(last)
     if before is None or after is None:
-        return text
-    return f"{text}  ({before:.2f} -> {after:.2f} bits per byte)"
+        return text + means
+    return f"{text}  ({before:.2f} -> {after:.2f} bits per byte{means})"
 
 
 def _loss(loss: float, summary: Summary) -> str:

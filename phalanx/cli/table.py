@@ -22,7 +22,13 @@ def format_argument(parser: ArgumentParser) -> None:
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], form: str) -> None:
-    """Print rows below headers; columns of numbers are aligned right."""
+    """Print rows below headers; columns of numbers are aligned right.
+
+    Args:
+        headers: one for each column.
+        rows: of cells.
+        form: table, markdown or csv.
+    """
     if form == "csv":
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([headers, *rows])
@@ -35,7 +41,12 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], form: str
 
 
 def print_facts(facts: Sequence[tuple[str, str]], form: str) -> None:
-    """Print one thing's properties, one to a line; those without a value are left out."""
+    """Print one thing's properties, one to a line; those without a value are left out.
+
+    Args:
+        facts: names and values.
+        form: table, markdown or csv.
+    """
     known = [(name, value) for name, value in facts if value]
     if form == "table":
         width = max(len(name) for name, _ in known)

@@ -22,9 +22,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from phalanx.api.runfile import load_run
 from phalanx.cli.console import Screen, open_console
 from phalanx.cli.origin import Origin, origin_of, require_same_model
-from phalanx.cli.runfile import load_run
 from phalanx.cli.stream import report_error, restore_terminal
 from phalanx.cli.trial import describe_resume, describe_run, refuse_untrainable, show_run
 from phalanx.core.errors import PhalanxError, UsageError
@@ -37,6 +37,7 @@ from phalanx.trainer.run.launch import (
     require_torch,
 )
 from phalanx.trainer.run.report import Reporter, Silent
+from phalanx.trainer.run.room import Room
 from phalanx.trainer.run.rundir import RunDirectory, require_free
 from phalanx.trainer.run.started import Started, started_by
 
@@ -109,7 +110,7 @@ def run(args: Namespace) -> int:
     if started is not None:
         return _run_as_started(args, origin, started)
     if args.dry_run:
-        return _show_dry_run(args, origin, _load(args, origin, args.ranks))
+        return _show_dry_run(args, origin, *_load(args, origin, args.ranks))
     require_torch()
     warm = WarmStart()
     try:
@@ -157,8 +158,12 @@ def train_one_rank(worker: "Worker", job: Job) -> int:
 
 
 def _load(
-    args: Namespace, origin: Origin, ranks: int | None, gpus: Callable[[], int] = count_gpus
-) -> Run:
+    args: Namespace,
+    origin: Origin,
+    ranks: int | None,
+    gpus: Callable[[], int] = count_gpus,
+    local_ranks: int | None = None,
+) -> tuple[Run, Room]:
     """Put the run together, and stop here if it cannot be trained."""
     run = load_run(
         args.run_file or origin.stored,
@@ -169,8 +174,8 @@ def _load(
         gpus=gpus,
     )
     require_same_model(run, origin)
-    refuse_untrainable(run)
-    return run
+    room = refuse_untrainable(run, local_ranks or run.layout.ranks)
+    return run, room
 
 
 def _train_here(args: Namespace, origin: Origin, warm: WarmStart) -> int:
@@ -178,11 +183,11 @@ def _train_here(args: Namespace, origin: Origin, warm: WarmStart) -> int:
         warm.begin(PRELOAD)
         return count_gpus()
 
-    run = _load(args, origin, args.ranks, count_gpus_meanwhile)
+    run, _ = _load(args, origin, args.ranks, count_gpus_meanwhile)
     warm.begin(PRELOAD)
     with _directory(origin, run) as directory:
         job = Job(run, directory, origin.resume, _screen(args), _proof(args, run))
-        code = launch(train_one_rank, (job,), run.layout.ranks, _say_that_it_stops)
+        code = launch(train_one_rank, (job,), run.layout.ranks, _say_that_it_stops, _say)
         _print_summary(args, directory)
     return code
 
@@ -208,9 +213,9 @@ def _run_as_started(args: Namespace, origin: Origin, started: Started) -> int:
             raise UsageError(
                 f"--prove starts ranks of its own; use phalanx verify, not {started.launcher}"
             )
-        run = _load(args, origin, started.ranks)
+        run, room = _load(args, origin, started.ranks, local_ranks=started.local_ranks)
         if args.dry_run:
-            return _show_dry_run(args, origin, run) if started.rank == 0 else 0
+            return _show_dry_run(args, origin, run, room) if started.rank == 0 else 0
     except PhalanxError as error:
         if started.local_rank == 0 and leave_a_note(error):
             raise
@@ -239,13 +244,13 @@ def _train_one_rank_as_started(worker: "Worker", run: Run, args: Namespace, orig
     return code
 
 
-def _show_dry_run(args: Namespace, origin: Origin, run: Run) -> int:
+def _show_dry_run(args: Namespace, origin: Origin, run: Run, room: Room) -> int:
     """Say what would run, once everything is checked that the start would check."""
     if origin.fresh:
         require_free(origin.runs, origin.name)
-    facts = describe_run(run)
+    facts = describe_run(run, room)
     resumed = describe_resume(run, origin)
-    facts |= {**resumed, "told": [*facts["told"], *resumed.get("told", ())]}
+    facts |= {**resumed, "notes": [*facts["notes"], *resumed.get("notes", ())]}
     if args.json:
         print(json.dumps({"schema": 1, **facts}))
     else:
@@ -293,6 +298,10 @@ def _stopping() -> Iterator[None]:
 def _print_summary(args: Namespace, directory: RunDirectory) -> None:
     if args.json:
         print(directory.summary_file.read_text(encoding="utf-8"), end="")
+
+
+def _say(event: str) -> None:
+    print(event, file=sys.stderr)
 
 
 def _say_that_it_stops() -> None:

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from phalanx.cli.origin import Origin
 from phalanx.core.run import Run
-from phalanx.core.units import show_count
+from phalanx.core.units import show_bytes, show_count
 from phalanx.schedules.layouts import layers_of_stages
 from phalanx.trainer.run import limits
 from phalanx.trainer.run.continuity import (
@@ -18,22 +18,31 @@ from phalanx.trainer.run.continuity import (
     refuse_changes,
     require_steps,
 )
+from phalanx.trainer.run.room import Room, refuse_too_large
 from phalanx.trainer.run.text import open_text
 
 
-def refuse_untrainable(run: Run) -> None:
+def refuse_untrainable(run: Run, local_ranks: int) -> Room:
     """Stop at what cannot be trained, before anything is started.
 
+    Args:
+        run: what would be trained.
+        local_ranks: how many of its ranks are on this machine.
+
+    Returns:
+        What it needs of memory, and what there is.
+
     Raises:
-        RefusedError: it cannot be cut so, or needs what the trainer does not have.
+        RefusedError: it cannot be cut so, needs what the trainer does not have, or more memory.
         DataError: the corpus cannot be read, or is too short.
         UsageError: the documents of the corpus are to be kept apart and cannot be told.
     """
     limits.refuse_untrainable(run)
     open_text(run)
+    return refuse_too_large(run, local_ranks)
 
 
-def describe_run(run: Run) -> dict[str, Any]:
+def describe_run(run: Run, room: Room) -> dict[str, Any]:
     """The facts of a run that can be told without starting it."""
     corpus = open_text(run).training.corpus
     recipe, layout = run.recipe, run.layout
@@ -48,7 +57,9 @@ def describe_run(run: Run) -> dict[str, Any]:
         "tokens": recipe.tokens_per_step * recipe.last_step,
         "corpus": corpus.name,
         "corpus_tokens": len(corpus),
-        "told": _notes(run),
+        "needed_bytes": round(room.needed),
+        "free_bytes": round(room.free),
+        "notes": _notes(run),
     }
 
 
@@ -56,7 +67,7 @@ def _notes(run: Run) -> list[str]:
     """What the start would tell besides."""
     if not run.weights:
         return []
-    from phalanx.trainer.model.start import notes_on_weights
+    from phalanx.trainer.model.init import notes_on_weights
 
     return notes_on_weights(run.weights)
 
@@ -80,14 +91,14 @@ def describe_resume(run: Run, origin: Origin) -> dict[str, Any]:
     if (path / "run.toml").exists():
         path = next((found for _, found in steps(path / "checkpoints")), path)
         if (path / "run.toml").exists():
-            return {"resumes": None, "told": ["there is no checkpoint yet: it starts anew"]}
+            return {"resumes": None, "notes": ["there is no checkpoint yet: it starts anew"]}
     state = read_manifest(path).state
     found = changes(state, identity(run, open_text(run).corpus))
     if not origin.resume.may_differ:
         refuse_changes(found, str(path))
     lines = (*map(str, found), learning_rate_jump(state, run.recipe))
     done = require_steps(run.recipe, int(state["step"]))
-    return {"resumes": str(path), "told": [line for line in (*lines, done) if line]}
+    return {"resumes": str(path), "notes": [line for line in (*lines, done) if line]}
 
 
 def show_run(run: Run, facts: dict[str, Any]) -> RenderableType:
@@ -104,6 +115,8 @@ def show_run(run: Run, facts: dict[str, Any]) -> RenderableType:
         "text": f"{facts['corpus']}: {show_count(facts['corpus_tokens'])} tokens",
         "length": f"{facts['steps']:,} steps, {show_count(facts['tokens'])} tokens, "
         f"{rounds:.2g} times the text",
+        "memory": f"at least {show_bytes(facts['needed_bytes'], binary=True)} of "
+        f"{show_bytes(facts['free_bytes'], binary=True)} that are free",
         "refused": "nothing: this run can start",
     }
     if facts.get("resumes"):
@@ -111,6 +124,6 @@ def show_run(run: Run, facts: dict[str, Any]) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     for name, text in rows.items():
         table.add_row(name, text)
-    for line in facts.get("told", ()):
+    for line in facts.get("notes", ()):
         table.add_row("note", line)
     return table

@@ -8,34 +8,29 @@ phalanx verify --pairs                                every two features that go
 """
 
 import json
-import math
 import secrets
-import shlex
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
 
+from phalanx.api.runfile import assignment
 from phalanx.cli.console import open_console
-from phalanx.cli.runfile import assignment
-from phalanx.core.errors import RefusedError, UsageError, unknown
+from phalanx.core.errors import UsageError, unknown
 
 if TYPE_CHECKING:
     from phalanx.oracle.cases import CaseSpec, Table
-    from phalanx.oracle.pool import RankPool
-    from phalanx.oracle.verify import Case, Outcome
+    from phalanx.oracle.verify import Outcome
 
-SCHEMA = 1
 DIFFERENT = 4
 COMPLAINTS = 5  # shown of one layout; a wrong gradient soon makes everything wrong
 SECTIONS = ("layout", "model", "recipe")
 MASKS = ("none", "uneven", "holes")
-COLUMNS = ("loss", "grad", "grad_norm", "weight")
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -75,29 +70,20 @@ def arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Compare every layout with one device; say what differs."""
     _require_sensible(args)
-    from phalanx.oracle.pool import RankPool
+    from phalanx.api.verification import compare_all, refuse_too_large
 
     if args.sample and args.seed is None:
         args.seed = secrets.randbelow(1_000_000)
-    requested = [(spec, spec.case(args.steps)) for spec in _specs(args)]
-    _refuse(args, requested)
+    specs = _specs(args)
+    cases = [spec.case(args.steps) for spec in specs]
+    refuse_too_large(specs, cases, args.max_ranks)
     screen = _Screen(open_console(sys.stderr if args.json else sys.stdout))
-    screen.start(_what(args, len(requested)))
-    outcomes = []
-    ranks = max(case.run.layout.ranks for _, case in requested)
-    with RankPool(ranks) as pool:
-        with screen.working(f"starting {ranks} ranks"):
-            pool.start(ranks)
-        for i, (spec, case) in enumerate(requested, 1):
-            with screen.working(f"{i}/{len(requested)}  {_name(spec, case)}"):
-                outcome = verdict(pool, case)
-            screen.show(spec, outcome)
-            outcomes.append(outcome)
-    passed = all(outcome.passed for outcome in outcomes)
-    screen.end(outcomes)
+    screen.start(_what(args, len(specs)))
+    verdict = compare_all(specs, cases, args.seed, screen)
+    screen.end(verdict.outcomes)
     if args.json:
-        print(json.dumps(_document(args, [spec for spec, _ in requested], outcomes)))
-    return 0 if passed else DIFFERENT
+        print(json.dumps(verdict.to_dict()))
+    return 0 if verdict.passed else DIFFERENT
 
 
 def _require_sensible(args: Namespace) -> None:
@@ -150,37 +136,6 @@ def _changes(sets: Sequence[str]) -> "Table":
     return changes
 
 
-def _refuse(args: Namespace, requested: "Sequence[tuple[CaseSpec, Case]]") -> None:
-    """Raise for the first layout that cannot be run, before any is."""
-    from phalanx.oracle.verify import refuse_unprovable
-
-    for spec, case in requested:
-        layout = case.run.layout
-        if layout.ranks > args.max_ranks:
-            raise RefusedError(
-                f"{spec.layout!r} needs {layout.ranks} ranks, and --max-ranks is "
-                f"{args.max_ranks}; if this machine bears so many, raise it"
-            )
-        try:
-            refuse_unprovable(case.run)
-        except RefusedError as refusal:
-            raise RefusedError(f"{spec.layout!r}: {refusal}") from None
-
-
-def verdict(pool: "RankPool", case: "Case") -> "Outcome":
-    """What the oracle finds; that a rank fails is a finding too."""
-    from phalanx.oracle.pool import RankFailedError
-    from phalanx.oracle.verify import Outcome, verify
-
-    try:
-        return verify(pool, case)
-    except RankFailedError as failure:
-        where, _, traceback = str(failure).partition(":")
-        reason = traceback.strip().splitlines()[-1:]
-        errors = dict.fromkeys(COLUMNS, math.inf)
-        return Outcome(case, errors, [": ".join([where, *reason])], seconds=0.0)
-
-
 def _what(args: Namespace, count: int) -> str:
     steps = f"{args.steps} step{'s' if args.steps > 1 else ''} each against one device"
     if args.sample is None:
@@ -208,18 +163,24 @@ class _Screen:
             return nullcontext()
         return self.console.status(what)
 
+    def say(self, event: str) -> None:
+        """One line for what happens beside."""
+        self.console.print(event, soft_wrap=True)
+
     def show(self, spec: "CaseSpec", outcome: "Outcome") -> None:
         """One line for an outcome; what differs, and how to run it again, below a bad one."""
-        numbers = "  ".join(f"{outcome.errors[column]:7.1e}" for column in COLUMNS)
+        from phalanx.api.verification import QUANTITIES, command_of, name_of
+
+        numbers = "  ".join(f"{outcome.errors[column]:7.1e}" for column in QUANTITIES)
         word = ("pass", "green") if outcome.passed else ("FAIL", "bold red")
-        line = f"  {numbers}  {outcome.seconds:4.1f} s  {_name(spec, outcome.case)}"
+        line = f"  {numbers}  {outcome.seconds:4.1f} s  {name_of(spec, outcome.case)}"
         self.console.print(Text.assemble(word, line), soft_wrap=True)
         for complaint in outcome.complaints[:COMPLAINTS]:
             self.console.print(f"      {complaint}", soft_wrap=True)
         if len(outcome.complaints) > COMPLAINTS:
             self.console.print(f"      and {len(outcome.complaints) - COMPLAINTS} more")
         if not outcome.passed:
-            self.console.print(f"      again: {_command(spec, outcome.case)}", soft_wrap=True)
+            self.console.print(f"      again: {command_of(spec, outcome.case)}", soft_wrap=True)
 
     def end(self, outcomes: "Sequence[Outcome]") -> None:
         """The verdict."""
@@ -231,55 +192,3 @@ class _Screen:
             self.console.print(
                 f"all the same as one device, in {seconds:.0f} s", style="bold green"
             )
-
-
-def _name(spec: "CaseSpec", case: "Case") -> str:
-    return f"{case.run.layout}{f' | {spec.unusual}' if spec.unusual else ''}"
-
-
-def _command(spec: "CaseSpec", case: "Case") -> str:
-    """The command line that runs this case alone."""
-    words = ["phalanx", "verify", "--layout", str(case.run.layout)]
-    for assigned in _assignments(spec):
-        words += ["--set", assigned]
-    words += ["--steps", str(case.steps)] if case.steps != 3 else []
-    words += ["--masked", case.masked] if case.masked != "uneven" else []
-    words += ["--documents"] if case.documents else []
-    return shlex.join(words)
-
-
-def _assignments(spec: "CaseSpec") -> Iterator[str]:
-    for section, values in spec.changes().items():
-        for key, value in values.items():
-            if section != "layout":
-                yield f"{section}.{key}={str(value).lower() if isinstance(value, bool) else value}"
-
-
-def _document(
-    args: Namespace, specs: "Sequence[CaseSpec]", outcomes: "Sequence[Outcome]"
-) -> dict[str, Any]:
-    """What scripts read; an error that is not finite is null."""
-    return {
-        "schema": SCHEMA,
-        "passed": all(outcome.passed for outcome in outcomes),
-        "seed": args.seed,
-        "cases": [
-            {
-                "layout": str(outcome.case.run.layout),
-                "passed": outcome.passed,
-                "max_rel_error": {
-                    name: error if math.isfinite(error) else None
-                    for name, error in outcome.errors.items()
-                },
-                "seconds": outcome.seconds,
-                "ranks": outcome.case.run.layout.ranks,
-                "steps": outcome.case.steps,
-                "masked": outcome.case.masked,
-                "documents": outcome.case.documents,
-                "set": list(_assignments(spec)),
-                "complaints": outcome.complaints,
-                "command": _command(spec, outcome.case),
-            }
-            for spec, outcome in zip(specs, outcomes, strict=True)
-        ],
-    }

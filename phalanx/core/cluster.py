@@ -107,6 +107,12 @@ class Accelerator:
 class Cluster:
     """Accelerators of one kind, and how many.
 
+    Example:
+        >>> from phalanx.catalog import load
+        >>> cluster = load.cluster("h100x64")
+        >>> cluster.count, cluster.domain_size, cluster.domains(group=16)
+        (64, 8, 2)
+
     Attributes:
         name: as it was asked for.
         accelerator: the device.

@@ -34,6 +34,18 @@ class CheckpointError(PhalanxError):
     """A checkpoint that cannot be written, or none that can be trusted."""
 
 
+class StartError(PhalanxError):
+    """Ranks did not find each other; fresh ones may."""
+
+
+class LostMessageError(PhalanxError):
+    """A rank waited for a message that never came: another is late, or waits for something else."""
+
+
+class RankLeftError(PhalanxError):
+    """A rank waited for another that is no longer there; the other one knows why."""
+
+
 def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
     """Build the error for a name that nobody knows, with the nearest ones that exist.
 
@@ -55,7 +67,12 @@ def divisors(n: int) -> tuple[int, ...]:
 
 
 def shorten(values: Iterable[object], limit: int = 8) -> str:
-    """Print a list of values, cut after `limit` of them: `1, 2, 3, ...`."""
+    """Print a list of values, cut after `limit` of them: `1, 2, 3, ...`.
+
+    Args:
+        values: in the order in which they are printed.
+        limit: how many are printed.
+    """
     all_values = list(values)
     shown = ", ".join(str(v) for v in all_values[:limit])
     return shown + (", ..." if len(all_values) > limit else "")

@@ -3,10 +3,13 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from phalanx.core.html import html_table
 from phalanx.core.layout import Layout
+from phalanx.core.units import show_bytes, show_seconds, show_share
 
+SCHEMA = 1
 SIGMAS_OF_80_PERCENT = 1.28  # standard deviations on each side that hold 80 %
 
 
@@ -41,6 +44,16 @@ class Term:
         for child in self.children:
             yield from child.leaves()
 
+    def to_dict(self) -> dict[str, Any]:
+        """The tree below this term, as `--json` prints it."""
+        return {
+            "name": self.name,
+            "seconds": self.seconds,
+            "worth": None if math.isnan(self.worth) else self.worth,
+            "reason": self.reason,
+            "children": [child.to_dict() for child in self.children],
+        }
+
     def find(self, name: str) -> "Term | None":
         """The first term of this name, itself included."""
         if self.name == name:
@@ -61,6 +74,7 @@ class PricedMessage(NamedTuple):
         seconds: of all of them, on the links that they cross.
         exposed: seconds of them that no arithmetic hides.
         ranks: of the group.
+        bytes_per_rank: that one rank sends for one of them; see `cost.collectives.bytes_sent`.
     """
 
     axis: str
@@ -71,6 +85,21 @@ class PricedMessage(NamedTuple):
     seconds: float
     exposed: float
     ranks: int
+    bytes_per_rank: float = math.nan
+
+    def to_dict(self) -> dict[str, Any]:
+        """The message as `phalanx estimate --json` lists it under "traffic"."""
+        return {
+            "axis": self.axis,
+            "collective": self.collective,
+            "purpose": self.purpose,
+            "bytes": self.bytes,
+            "bytes_per_rank": self.bytes_per_rank,
+            "times": self.times,
+            "ranks": self.ranks,
+            "seconds": self.seconds,
+            "exposed_seconds": self.exposed,
+        }
 
 
 @dataclass(frozen=True)
@@ -94,6 +123,16 @@ class RankBytes:
         """All of it: what must fit."""
         return math.fsum(size for _, size in self.by_class)
 
+    def to_dict(self) -> dict[str, Any]:
+        """The bytes of this rank, as `--json` prints them."""
+        return {
+            "stage": self.stage,
+            "peak_bytes": self.total,
+            "moment": self.moment,
+            "in_flight": self.in_flight,
+            "by_class": dict(self.by_class),
+        }
+
     @property
     def allocated(self) -> float:
         """Without the reserve: what the program itself asks for."""
@@ -103,6 +142,14 @@ class RankBytes:
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
     """What one optimizer step of a layout costs.
+
+    Example:
+        >>> import phalanx
+        >>> found = phalanx.estimate("llama-3.1-8b", "h100x8", "tp=8", batch=8, seq=8192)
+        >>> round(sum(term.seconds for term in found.terms.children) / found.step_seconds, 9)
+        1.0
+        >>> found.peak_bytes == sum(size for _, size in found.worst_rank.by_class)
+        True
 
     Attributes:
         layout: with the precision resolved.
@@ -140,6 +187,11 @@ class Estimate:
         return self.step.seconds
 
     @property
+    def terms(self) -> Term:
+        """The tree of seconds; its root is the step."""
+        return self.step
+
+    @property
     def tokens_per_second(self) -> float:
         """Of all devices together."""
         return self.tokens / self.step_seconds
@@ -163,3 +215,39 @@ class Estimate:
         """Seconds between which the step should lie, so many sigmas on each side."""
         factor = math.exp(sigmas * self.spread)
         return self.step_seconds / factor, self.step_seconds * factor
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document that `phalanx estimate --json` prints."""
+        return {
+            "schema": SCHEMA,
+            "layout": str(self.layout),
+            "step_seconds": self.step_seconds,
+            "step_seconds_80": list(self.between()),
+            "tokens_per_second": self.tokens_per_second,
+            "mfu": self.mfu,
+            "hfu": self.hfu,
+            "convention": self.convention,
+            "bubble": self.bubble,
+            "micro_batches": self.micro_batches,
+            "terms": self.step.to_dict(),
+            "memory": {
+                "peak_bytes": self.peak_bytes,
+                "capacity_bytes": self.capacity,
+                "fits": self.fits,
+                "stage": self.worst_rank.stage,
+                "by_class": dict(self.worst_rank.by_class),
+                "stages": [rank.to_dict() for rank in self.ranks],
+            },
+            "traffic": [message.to_dict() for message in self.messages],
+            "notes": list(self.notes),
+        }
+
+    def _repr_html_(self) -> str:
+        """Seconds and bytes as a table, for a notebook."""
+        rows = [(term.name, show_seconds(term.seconds)) for term in self.step.children]
+        rows += [
+            ("step", show_seconds(self.step_seconds)),
+            ("MFU", show_share(self.mfu)),
+            ("peak bytes", f"{show_bytes(self.peak_bytes)} of {show_bytes(self.capacity)}"),
+        ]
+        return html_table(str(self.layout), rows)

@@ -34,11 +34,20 @@ class Layout:
     changed by `dataclasses.replace`. Words may stand for the types of their keys.
 
     Example:
+        >>> from dataclasses import replace
+        >>> layout = Layout.parse("dp=2 pp=2 tp=2 zero=3")
+        >>> layout.ranks, layout.coordinates(3)
+        (8, Coordinates(dp=0, pp=1, cp=0, tp=1))
         >>> replace(Layout(tp=1), tp=2).sequence_parallel
         True
 
     Attributes:
-        dp, pp, tp, cp, ep: degrees; ep borrows ranks from dp x cp and is not a factor.
+        dp: data-parallel degree: ranks that see other sequences of the batch.
+        pp: pipeline ranks: each holds other layers.
+        tp: tensor-parallel degree: ranks that hold a part of every matrix.
+        cp: context-parallel degree: ranks that share each sequence, and what zero shards.
+        ep: expert-parallel degree: ranks, borrowed from dp x cp, that divide the experts of each
+            layer among them; it is not a factor of the number of ranks.
         zero: what data-parallel ranks shard: 0 nothing, 1 optimizer, 2 gradients, 3 weights.
         shard: how many dp ranks share one sharded copy (HSDP); 0 means all of dp, see `shards`.
         v: chunks of layers per pipeline rank; 0 means as few as the schedule can have.
@@ -235,6 +244,11 @@ def share(total: int, parts: int, index: int) -> tuple[int, int]:
     """Offset and size of part `index` when `total` is cut as evenly as possible.
 
     The first `total % parts` parts hold one more.
+
+    Args:
+        total: what is cut.
+        parts: how many there are.
+        index: which, from 0.
     """
     size, left = divmod(total, parts)
     return index * size + min(index, left), size + (index < left)

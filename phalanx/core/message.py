@@ -11,6 +11,10 @@ Collective = Literal[
 class Message(NamedTuple):
     """One kind of message, as a single rank issues it in one optimizer step.
 
+    Example:
+        >>> Message("data", "all_reduce", "gradients", bytes=4096).times
+        1
+
     Attributes:
         axis: the axis of the mesh that it crosses.
         collective: the operation.

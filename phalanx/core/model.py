@@ -9,6 +9,7 @@ from math import inf
 from typing import Literal
 
 from phalanx.core.errors import UsageError
+from phalanx.core.operators import blocks, describe, elements
 
 Norm = Literal["rmsnorm", "layernorm"]
 Activation = Literal["swiglu", "gelu"]
@@ -20,6 +21,11 @@ Routing = Literal["softmax", "sigmoid"]
 class ModelShape:
     """Everything about a model that changes its parameters or its arithmetic.
 
+    Example:
+        >>> shape = ModelShape(layers=2, hidden=64, heads=4, vocab=256)
+        >>> shape.head_dim, shape.params()
+        (16, 139584)
+
     Attributes:
         name: what it is called in the catalog, or "custom".
         layers: L, number of transformer blocks.
@@ -30,19 +36,30 @@ class ModelShape:
         ffn: f, width of the MLP; 0 means 4 h for gelu, 8/3 h rounded up to 64 for swiglu.
         vocab: V, number of token ids.
         tied: the output head is the embedding, transposed.
+        norm: of the residual stream, before attention and the MLP.
+        activation: of the MLP; swiglu has three matrices, gelu two.
+        positions: rotary embeddings in attention, or a learned table.
+        rope_theta: base of the wavelengths of rotary embeddings.
+        norm_eps: added to the variance in norms.
         max_positions: rows of the learned position table.
         bias: linear layers carry a bias (GPT family), but for those of latent attention.
         qkv_bias: queries, keys and values carry a bias, whatever `bias` says (Qwen2).
         qk_norm: an RMSNorm of each query and key head before positions (Qwen3).
-        experts, top_k, shared_experts, moe_ffn, dense_layers: mixture of experts; with
-            experts 0 every layer is dense.
+        experts: E, routed experts of a layer; 0 means that every layer is dense.
+        top_k: K, routed experts that each token visits.
+        shared_experts: experts that every token visits.
+        moe_ffn: width of one expert; 0 means `ffn`.
+        dense_layers: first layers that are dense in a mixture of experts.
         routing: what makes affinities of a token's logits over the experts.
         normalised: the weights of the K chosen experts are made to sum to 1.
-        expert_groups, groups_kept: experts stand in so many equal groups, and a token chooses
-            among those of its best few groups.
+        expert_groups: equal groups that the experts stand in.
+        groups_kept: best groups among whose experts a token chooses.
         routed_scale: factor on what the routed experts add.
-        q_lora_rank, kv_lora_rank, qk_nope, qk_rope, v_head: multi-head latent attention;
-            kv_lora_rank 0 is ordinary attention.
+        q_lora_rank: width of the compressed queries of latent attention; 0 compresses none.
+        kv_lora_rank: width of the compressed keys and values; 0 is ordinary attention.
+        qk_nope: width of a latent head's query and key without positions.
+        qk_rope: width of a latent head's query and key with rotary positions.
+        v_head: width of a latent head's value.
     """
 
     name: str = "custom"
@@ -220,64 +237,24 @@ class ModelShape:
         """Number of layers with experts; the first `dense_layers` have none."""
         return self.layers - self.dense_layers if self.is_moe else 0
 
-    def attention_params(self) -> int:
-        """Parameters of one attention sub-layer: projections, biases, norms of q and k."""
-        h, a, g, d = self.hidden, self.heads, self.kv_heads, self.head_dim
-        if self.is_mla:
-            return self._latent_attention_params()
-        biases = self.has_qkv_bias * (a + 2 * g) * d + self.bias * h
-        return h * d * (2 * a + 2 * g) + biases + (2 * d if self.qk_norm else 0)
-
-    def _latent_attention_params(self) -> int:
-        """DeepSeek-V2 (arXiv:2405.04434), section 2.1: low-rank q and joint low-rank kv."""
-        h, a = self.hidden, self.heads
-        qk, r_q, r_kv = self.qk_nope + self.qk_rope, self.q_lora_rank, self.kv_lora_rank
-        query = h * r_q + r_q + r_q * a * qk if r_q else h * a * qk
-        key_value = h * (r_kv + self.qk_rope) + r_kv + r_kv * a * (self.qk_nope + self.v_head)
-        return query + key_value + a * self.v_head * h
-
-    def mlp_params(self, width: int | None = None) -> int:
-        """Parameters of one MLP of the given width (default f): 3 h f gated, 2 h f plain."""
-        f = self.ffn if width is None else width
-        matrices = 3 if self.activation == "swiglu" else 2
-        biases = ((matrices - 1) * f + self.hidden) if self.bias else 0
-        return matrices * self.hidden * f + biases
-
-    def norm_params(self) -> int:
-        """Parameters of one normalization: a scale, and a shift for layernorm."""
-        return self.hidden * (2 if self.norm == "layernorm" else 1)
-
-    def layer_params(self, layer: int) -> int:
-        """Parameters of block `layer` (from 0): attention, MLP or experts, two norms."""
-        return self._block_params(layer, self.experts)
-
-    def layer_active_params(self, layer: int) -> int:
-        """Parameters of block `layer` that one token uses."""
-        return self._block_params(layer, self.top_k)
-
-    def _block_params(self, layer: int, experts: int) -> int:
-        common = self.attention_params() + 2 * self.norm_params()
-        if not self.routes(layer):
-            return common + self.mlp_params()
-        router = self.hidden * self.experts
-        each = self.mlp_params(self.expert_width)
-        return common + router + (experts + self.shared_experts) * each
-
     def embedding_params(self) -> int:
         """Parameters before the first block: token table and learned positions."""
-        table = self.max_positions * self.hidden if self.positions == "learned" else 0
-        return self.vocab * self.hidden + table
+        return elements(describe(self).embedding)
 
     def head_params(self) -> int:
         """Parameters after the last block, without a tied head: final norm and projection."""
-        return self.norm_params() + (0 if self.tied else self.vocab * self.hidden)
+        tied = self.vocab * self.hidden if self.tied else 0
+        return elements(describe(self).head) - tied
 
     def params(self) -> int:
         """Total parameters; a tied table counts once."""
-        blocks = sum(self.layer_params(i) for i in range(self.layers))
-        return self.embedding_params() + blocks + self.head_params()
+        return self._params_with(self.experts)
 
     def active_params(self) -> int:
         """Parameters that one token uses: equal to `params` for a dense model."""
-        blocks = sum(self.layer_active_params(i) for i in range(self.layers))
-        return self.embedding_params() + blocks + self.head_params()
+        return self._params_with(self.top_k)
+
+    def _params_with(self, experts: int) -> int:
+        """Total parameters, of so many experts in each layer."""
+        inner = sum(count * elements(block, experts) for block, count in blocks(self))
+        return self.embedding_params() + inner + self.head_params()

@@ -25,6 +25,11 @@ TokenDtype = Literal["auto", "uint8", "uint16", "uint32", "int32", "int64"]
 class Recipe:
     """What is learned from, for how long and how fast; nothing here depends on the layout.
 
+    Example:
+        >>> recipe = Recipe(steps=100, warmup=10, learning_rate=1e-3)
+        >>> recipe.learning_rate_at(0), recipe.learning_rate_at(10)
+        (0.0001, 0.001)
+
     Attributes:
         seq: tokens per sequence.
         batch: sequences per optimizer step, over all ranks.
@@ -42,7 +47,9 @@ class Recipe:
         clip: largest global gradient norm; 0 clips nothing.
         clip_norm: which norm: 2, or inf for the largest element.
         optimizer: adamw or sgd.
-        beta1, beta2, eps: of AdamW (arXiv:1711.05101).
+        beta1: decay of AdamW's mean of gradients (arXiv:1711.05101).
+        beta2: decay of AdamW's mean of their squares.
+        eps: added to the root of that in AdamW.
         master_weights: fp32 copies of 16-bit weights, which the optimizer moves; or none, so that
             updates are rounded to the weights' own bf16, to the nearest (none) or by chance
             (stochastic).
@@ -211,6 +218,14 @@ class Data:
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """One run file, every value resolved.
+
+    Example:
+        >>> run = Run.from_tables({"layout": "dp=2 mb=4", "recipe": {"batch": 16}})
+        >>> run.micro_batches
+        2
+        >>> Run.from_tables({"recipe": {"stesp": 3}})
+        Traceback (most recent call last):
+        phalanx.core.errors.UsageError: unknown key in [recipe] 'stesp'; did you mean steps ...
 
     Attributes:
         model, layout, recipe, data: the tables of the file.

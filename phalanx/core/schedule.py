@@ -50,6 +50,11 @@ Row = tuple[Action, ...]
 class Schedule:
     """The rows of all ranks of one pipeline.
 
+    Example:
+        >>> from phalanx.schedules.build import build
+        >>> build("1f1b", p=2, m=2).texts()
+        [['0F0', '0F1', '0B0', '0B1'], ['1F0', '1B0', '1F1', '1B1']]
+
     Attributes:
         name: how the command line calls it.
         p: pipeline ranks.

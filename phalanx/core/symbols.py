@@ -60,7 +60,7 @@ def to_markdown() -> str:
         "# Symbols",
         "",
         "Letters in formulas, and what they are called elsewhere in the code.",
-        "Written by `python tools/symbols.py`; edit `phalanx/core/symbols.py`.",
+        "Written by `python tools/pages.py`; edit `phalanx/core/symbols.py`.",
         "",
         "| letter | name | meaning |",
         "|---|---|---|",

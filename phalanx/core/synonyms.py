@@ -104,7 +104,7 @@ def unknown_key(table: str, name: str, tables: Mapping[str, Iterable[str]]) -> U
     home, _, key = KEYS.get(word, "").partition(".")
     if not home:
         home, key = next((t for t in tables if t != table and word in tables[t]), ""), word
-    what = f"key in [{table}]"
+    what = "layout key" if table == "layout" else f"key in [{table}]"
     if not home:
         return unknown(what, name, tables[table])
     meant = key if home == table else f"{home}.{key}"
@@ -112,7 +112,12 @@ def unknown_key(table: str, name: str, tables: Mapping[str, Iterable[str]]) -> U
 
 
 def unknown_table(name: str, known: Iterable[str]) -> UsageError:
-    """Build the error for a table that a run file does not have."""
+    """Build the error for a table that a run file does not have.
+
+    Args:
+        name: of the table.
+        known: the tables that there are.
+    """
     meant = TABLES.get(name.lower())
     if meant is None:
         return unknown("table", name, known)

@@ -30,7 +30,16 @@ _FACTORS = {
 
 
 def show_bytes(size: float, *, binary: bool = False) -> str:
-    """A size: `6.48 TB`, or `74.5 GiB` where binary units are meant."""
+    """A size: `6.48 TB`, or `74.5 GiB` where binary units are meant.
+
+    Args:
+        size: bytes.
+        binary: in units of 1024, and not of 1000.
+
+    Example:
+        >>> show_bytes(80e9), show_bytes(80e9, binary=True)
+        ('80 GB', '74.5 GiB')
+    """
     prefixes, base = (_BINARY, 1024.0) if binary else (_DECIMAL, 1000.0)
     return f"{_scaled(size, prefixes, base)}B"
 
@@ -41,7 +50,12 @@ def show_flops(flops: float) -> str:
 
 
 def show_rate(rate: float, unit: str = "FLOP") -> str:
-    """An amount per second: `400 TFLOP/s`, `450 GB/s`."""
+    """An amount per second: `400 TFLOP/s`, `450 GB/s`.
+
+    Args:
+        rate: per second.
+        unit: of the amount, such as FLOP or B.
+    """
     return f"{_scaled(rate, _DECIMAL, 1000.0)}{unit}/s"
 
 
@@ -68,6 +82,10 @@ def show_share(share: float) -> str:
 def parse_count(text: str, what: str = "number") -> float:
     """Read `16M` as 16e6 and `16Mi` as 16 x 2^20: the one that is written is the one meant.
 
+    Args:
+        text: digits with an optional exponent, and a letter or two.
+        what: is read, for the message.
+
     Raises:
         UsageError: not a number, or not a positive finite one.
     """
@@ -85,6 +103,10 @@ def parse_count(text: str, what: str = "number") -> float:
 
 def parse_bytes(text: str, what: str = "size") -> float:
     """Read `80GB` as 80e9 and `76GiB` as 76 x 2^30; the B may be left out.
+
+    Args:
+        text: digits with an optional exponent, and a unit.
+        what: is read, for the message.
 
     Raises:
         UsageError: not a size.

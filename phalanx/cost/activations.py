@@ -10,7 +10,6 @@ f ffn width.
 
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
-from phalanx.schedules.layouts import chunks
 
 
 def paper_layer_bytes(shape: ModelShape, layout: Layout, seq: int) -> float:
@@ -38,18 +37,6 @@ def paper_layer_bytes(shape: ModelShape, layout: Layout, seq: int) -> float:
     return s * b * h * (10 / whole + 24 / t + scores)
 
 
-def paper_first_stage_bytes(shape: ModelShape, layout: Layout, seq: int) -> float:
-    """Bytes that the blocks of the first pipeline rank keep at the peak of 1F1B.
-
-    p micro-batches of L/p blocks: as much as one micro-batch through all L blocks. Interleaving
-    in v chunks keeps (1 + (p - 1) / (p v)) times as much. Source: Korthikanti et al. 2022
-    (arXiv:2205.05198), section 4.2.3, equation 5.
-    """
-    p, v = layout.pp, chunks(layout)
-    more = 1 + (p - 1) / (p * v) if v > 1 else 1.0
-    return shape.layers * paper_layer_bytes(shape, layout, seq) * more
-
-
 def linear_term_bytes(shape: ModelShape, tokens: float, layers: float, t: int) -> float:
     """The term of a block without scores, 34 h bytes per token: tokens x layers x 34 h / t."""
     return tokens * layers * 34.0 * shape.hidden / t
@@ -62,11 +49,3 @@ def checkpointed_bytes(shape: ModelShape, tokens: float, layers: float, t: int) 
     """
     inputs = tokens * layers * 2.0 * shape.hidden / t
     return inputs + linear_term_bytes(shape, tokens, 1, t)
-
-
-def matmul_output_bytes(shape: ModelShape, tokens: float) -> float:
-    """Bytes of the outputs of the three MLP matrices of every block: 2 L T (h + 2 f).
-
-    The scaling book's "three checkpoints per layer" (chapter 5, question 2), in 16 bits.
-    """
-    return 2.0 * shape.layers * tokens * (shape.hidden + 2 * shape.ffn)

@@ -14,9 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from phalanx.core.model import ModelShape
-from phalanx.cost.compute import MemoryBoundKernel, Product, Scores, Work
-from phalanx.cost.framework import Framework
-from phalanx.cost.operator import (
+from phalanx.core.operator import (
     AttentionCore,
     CrossEntropy,
     MatrixProduct,
@@ -26,7 +24,9 @@ from phalanx.cost.operator import (
     Tokens,
     Width,
 )
-from phalanx.cost.operators import describe
+from phalanx.core.operators import describe
+from phalanx.cost.compute import MemoryBoundKernel, Product, Scores, Work
+from phalanx.cost.framework import Framework
 from phalanx.cost.params import expert_tp
 from phalanx.cost.table import Column, Table
 

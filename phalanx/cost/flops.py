@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 from phalanx.core.errors import UsageError
 from phalanx.core.model import ModelShape
+from phalanx.core.operator import AttentionCore
+from phalanx.core.operators import blocks, describe, elements, parameters_of
 from phalanx.core.recompute import NONE, Recompute
-from phalanx.cost.operator import AttentionCore
-from phalanx.cost.operators import blocks, describe
-from phalanx.cost.params import elements, parameters_of
 
 
 @dataclass(frozen=True)

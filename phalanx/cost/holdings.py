@@ -12,7 +12,7 @@ import numpy as np
 
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
-from phalanx.cost.operator import UnitName
+from phalanx.core.operator import UnitName
 from phalanx.cost.table import Booleans, Integers, Table
 from phalanx.schedules.layouts import layers_of_stages, placement
 from phalanx.schedules.placement import Placement

@@ -1,7 +1,7 @@
 """How many parameters a model has, and how many of them one rank holds before ZeRO cuts them.
 
 Every count is a sum over the parameters that the operators of a model name; see
-`cost/operators.py`. Where tp cannot cut evenly, the first rank holds the most.
+`core/operators/`. Where tp cannot cut evenly, the first rank holds the most.
 
 Symbols: E experts, e ep.
 """
@@ -13,22 +13,11 @@ import numpy as np
 
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
+from phalanx.core.operator import UNITS, ModelOperators, Operators, Parameter, UnitName, Width
+from phalanx.core.operators import describe, parameters_of
 from phalanx.cost.holdings import Holdings, Place, layers_of_slice
-from phalanx.cost.operator import UNITS, ModelOperators, Operators, Parameter, UnitName, Width
-from phalanx.cost.operators import describe
 from phalanx.cost.table import Booleans, Integers, Table
 from phalanx.schedules.layouts import layers_of_stages, num_stages, placement
-
-
-def parameters_of(operators: Operators) -> Iterator[Parameter]:
-    """All of them, in the order of first use."""
-    for operator in operators:
-        yield from operator.parameters
-
-
-def elements(operators: Operators, experts: int | None = None) -> int:
-    """How many parameters operators have, or how many they have with only so many experts."""
-    return sum(parameter.elements(experts) for parameter in parameters_of(operators))
 
 
 class UnitSize(NamedTuple):
@@ -80,9 +69,10 @@ class Cuts(NamedTuple):
 
     def held(self, parameter: Parameter) -> Integers:
         """Elements of a parameter on the rank."""
-        if not parameter.experts:
-            return parameter.held(self.t, self.place)
-        return -(-parameter.experts // self.e) * parameter.held(self.experts_t, self.place)
+        experts = -(-parameter.experts // self.e) if parameter.experts else 1
+        t = self.experts_t if parameter.experts else self.t
+        elements: Integers = experts * parameter.held(t, self.place)
+        return elements
 
 
 def unit_sizes(table: Table, model: ModelOperators, tp_index: int = 0) -> Iterator[UnitSize]:
@@ -95,7 +85,7 @@ def unit_sizes(table: Table, model: ModelOperators, tp_index: int = 0) -> Iterat
             for parameter in parameters:
                 held = cuts.held(parameter)
                 params = params + held
-                partial = partial + held * is_partial[parameter.partial]
+                partial = partial + held * is_partial[parameter.tp_reduce]
                 if parameter.cut:
                     shared = shared + held * parameter.cut.is_shared(table.tp)
             yield UnitSize(name, unit, params, partial, shared, name == "experts")

@@ -55,7 +55,8 @@ def as_operands(saved: Iterable[Saved], precision: Precision) -> Iterator[Saved]
     for item in saved:
         operand = sum(operand_bytes(precision, round(item.bytes / element)))
         if item.read_by == "both" and operand != item.bytes:
-            yield item._replace(name="softmax times values")
+            by_core = item.freed_by | {"core"}
+            yield item._replace(name="softmax times values", freed_by=by_core)
             yield item._replace(bytes=operand)
         elif item.read_by == "product":
             yield item._replace(bytes=operand)

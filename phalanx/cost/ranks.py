@@ -11,7 +11,7 @@ import numpy as np
 
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
-from phalanx.cost.operators import describe
+from phalanx.core.operators import describe
 from phalanx.cost.params import unit_sizes
 from phalanx.cost.table import Column, Integers, Table, some_rows
 from phalanx.schedules.layouts import layers_of_stages, placement, spec_of

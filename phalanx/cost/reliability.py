@@ -41,14 +41,6 @@ def between_failures(devices: int, observed_devices: int, observed: float) -> fl
     return observed * observed_devices / devices
 
 
-def young_interval(write: float, between: float) -> float:
-    """Seconds between checkpoints that lose least, sqrt(2 δ M).
-
-    Source: Young 1974, "A first order approximation to the optimum checkpoint interval".
-    """
-    return sqrt(2 * write * between)
-
-
 def daly_interval(write: float, between: float) -> float:
     """The same to higher order.
 
@@ -93,8 +85,3 @@ def effective_share(interval: float, write: float, faults: Faults) -> float:
 def lost_per_failure(interval: float, restart: float) -> float:
     """Expected seconds that one failure costs: half an interval of work, and the restart."""
     return interval / 2 + restart
-
-
-def device_hours_lost(devices: int, seconds: float) -> float:
-    """Device-hours in which a job of this size stood still for so long."""
-    return devices * seconds / 3600

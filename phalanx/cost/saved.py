@@ -1,6 +1,6 @@
 """What a block keeps between its forward and its backward, tensor by tensor.
 
-Which tensors there are stands in `cost/operators.py`; here each becomes bytes per token of the
+Which tensors there are stands in `core/operators/`; here each becomes bytes per token of the
 micro-batch, as a program stores it, so that any layout can be priced with a few sums. The formula
 of Korthikanti et al. 2022 (arXiv:2205.05198), 34 + 5 a s / h, comes out under its assumptions
 (`PAPER`).
@@ -14,9 +14,9 @@ from typing import Literal, NamedTuple
 
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
+from phalanx.core.operator import AttentionCore, Format, Operators, SavedTensor
+from phalanx.core.operators import describe
 from phalanx.core.recompute import Recompute
-from phalanx.cost.operator import AttentionCore, Format, Operators, SavedTensor
-from phalanx.cost.operators import describe
 
 Cut = Literal["tp", "sequence", "whole"]
 Part = Literal["input", "block", "core"]
@@ -35,7 +35,7 @@ class Saved(NamedTuple):
         part: "input" outlives full recomputation, "core" is the attention core, "block" the rest.
         most: into how many parts tp can cut it; of more ranks, several keep the same. 0 sets no
             limit.
-        let_go: the parts of a block under whose recomputation it is not saved.
+        freed_by: the parts of a block under whose recomputation it is not saved.
         read_by: what reads it: operators, or a product, which in low precision keeps it as it
             multiplies, or both.
     """
@@ -45,7 +45,7 @@ class Saved(NamedTuple):
     cut: Cut
     part: Part = "block"
     most: int = 0
-    let_go: frozenset[str] = frozenset()
+    freed_by: frozenset[str] = frozenset()
     read_by: Literal["operators", "product", "both"] = "operators"
 
 
@@ -182,7 +182,7 @@ def _saved(tensor: SavedTensor, size: float, stack: Stack) -> Saved:
         cut,
         part="input" if tensor.is_input else "block",
         most=width.pieces if cut == "tp" else 0,
-        let_go=tensor.let_go,
+        freed_by=tensor.freed_by,
         read_by=_READ_BY.get(tensor.format, "operators"),
     )
 
@@ -192,7 +192,7 @@ def _scores(core: AttentionCore, seq: int, element: int, stack: Stack) -> Iterat
     a, core_alone = core.heads.channels, frozenset({"core"})
 
     def kind(name: str, size: float) -> Saved:
-        return Saved(name, a * size, "tp", "core", let_go=core_alone)
+        return Saved(name, a * size, "tp", "core", freed_by=core_alone)
 
     if not stack.fused_attention:
         yield kind("softmax", seq * element)
@@ -207,7 +207,7 @@ def kept(saved: Iterable[Saved], recompute: Recompute) -> tuple[Saved, ...]:
     """What is left of it where whole blocks, or parts of each, are computed again."""
     if recompute.segment:
         return tuple(item for item in saved if item.part == "input")
-    return tuple(item for item in saved if not item.let_go & recompute.parts)
+    return tuple(item for item in saved if not item.freed_by & recompute.parts)
 
 
 def mlp_saved(saved: tuple[Saved, ...]) -> tuple[Saved, ...]:

@@ -43,7 +43,12 @@ class Stream(Protocol):
     """Anything that knows the sequences of every step."""
 
     def batch(self, step: int, positions: Sequence[int]) -> Batch:
-        """Return the sequences at these places of the global batch of `step`, row for row."""
+        """Return the sequences at these places of the global batch of `step`, row for row.
+
+        Args:
+            step: of the optimizer, from 0.
+            positions: places in the global batch.
+        """
         ...
 
 
@@ -121,6 +126,10 @@ class SampleStream:
 
         Samples are numbered through all steps. The n-th of an epoch is the n-th window in that
         epoch's permutation, so a batch may end one epoch and begin the next.
+
+        Args:
+            step: of the optimizer, from 0.
+            positions: places in the global batch.
 
         Returns:
             int64 [n], each in [0, num_windows).

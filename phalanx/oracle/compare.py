@@ -47,7 +47,13 @@ _SMALLEST = 1e-300  # keeps a division by the norm of a tensor of zeros finite
 def see_gradients(
     units: Iterable[ShardedUnit], step: int, reference: ReferenceStep
 ) -> Iterator[Seen]:
-    """Compare the reduced gradients that this rank keeps."""
+    """Compare the reduced gradients that this rank keeps.
+
+    Args:
+        units: of this rank.
+        step: from 0.
+        reference: the same step on one device.
+    """
     for sharded in units:
         unit = sharded.unit
         for slot, start, stop in unit.pieces(unit.low, unit.high):
@@ -58,7 +64,13 @@ def see_gradients(
 def see_weights(
     units: Iterable[ShardedUnit], step: int, reference: ReferenceStep
 ) -> Iterator[Seen]:
-    """Compare the whole weights that this rank computes with, after the update."""
+    """Compare the whole weights that this rank computes with, after the update.
+
+    Args:
+        units: of this rank.
+        step: from 0.
+        reference: the same step on one device.
+    """
     for sharded in units:
         sharded.acquire()
         for slot in sharded.unit.slots:
@@ -68,7 +80,13 @@ def see_weights(
 
 
 def see_biases(routers: Iterable[Router], step: int, reference: ReferenceStep) -> Iterator[Seen]:
-    """Compare what evens out the load of experts, after the update."""
+    """Compare what evens out the load of experts, after the update.
+
+    Args:
+        routers: of this rank.
+        step: from 0.
+        reference: the same step on one device.
+    """
     for router in routers:
         name, shape = f"{router.prefix}.bias", tuple(router.bias.shape)
         declaration = Declaration(name=name, shape=shape)
@@ -103,7 +121,7 @@ def _see(
     )
 
 
-class Verdict(NamedTuple):
+class Judgment(NamedTuple):
     """One field of all tensors, or a number: the worst error, and what is wrong, if anything.
 
     Attributes:
@@ -120,11 +138,16 @@ class Verdict(NamedTuple):
 _Places = dict[object, list[Seen]]  # of one tensor: by stretch, what each rank that holds it saw
 
 
-def judge(seen: Iterable[Seen], limits: Sequence[StepLimits], field: str) -> Verdict:
+def judge(seen: Iterable[Seen], limits: Sequence[StepLimits], field: str) -> Judgment:
     """Put the stretches of every tensor together and compare with the reference.
 
     The stretches must cover each tensor exactly; of copies of a stretch the worst counts. A step
     that overflows has no gradients to compare, and leaves every weight as it was.
+
+    Args:
+        seen: stretches, from all ranks.
+        limits: how far each step may be off.
+        field: "grad" or "weight".
     """
     by_tensor: dict[tuple[int, str], _Places] = defaultdict(lambda: defaultdict(list))
     for item in seen:
@@ -143,7 +166,7 @@ def judge(seen: Iterable[Seen], limits: Sequence[StepLimits], field: str) -> Ver
             worst, used = max(worst, error), max(used, share)
             if complaint:
                 complaints.append(f"step {step + 1}: {field} of {name} {complaint}")
-    return Verdict(worst, complaints, used)
+    return Judgment(worst, complaints, used)
 
 
 def _errors(places: _Places, limit: Limit) -> tuple[float, float, str]:
@@ -180,7 +203,7 @@ def _moved(places: _Places, before: _Places) -> bool:
 
 def judge_numbers(
     ours: Sequence[Sequence[float]], theirs: Sequence[float], allowed: Sequence[float], name: str
-) -> Verdict:
+) -> Judgment:
     """Compare what each rank says at each step; all must say the same.
 
     Args:
@@ -198,7 +221,7 @@ def judge_numbers(
             complaints.append(f"step {step + 1}: {name} is off by {error:.1e}")
     if any(list(values) != list(ours[0]) for values in ours):
         complaints.append(f"{name} differs between ranks")
-    return Verdict(worst, complaints, used)
+    return Judgment(worst, complaints, used)
 
 
 def _distance(mine: float, true: float) -> float:

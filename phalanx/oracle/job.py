@@ -1,4 +1,4 @@
-"""One job on one rank process: join the others, work, leave."""
+"""One job on one rank process: join the others, work, leave together."""
 
 import gc
 import os
@@ -8,12 +8,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, Store
+
+from phalanx.core.errors import StartError
 
 _TIMEOUT = timedelta(seconds=120)
 
 
 def run_job(
-    job: Callable[..., Any], arguments: tuple[Any, ...], rank: int, ranks: int, store: str
+    job: Callable[..., Any], arguments: tuple[Any, ...], rank: int, ranks: int, path: str
 ) -> Any:
     """Call `job(*arguments)` inside a process group of `ranks` processes on this machine.
 
@@ -22,17 +25,30 @@ def run_job(
         arguments: for it.
         rank: of this process.
         ranks: in all; one needs no process group.
-        store: path of a file that does not exist yet, through which the ranks find each other.
+        path: of a file that does not exist yet, through which the ranks find each other.
+
+    Raises:
+        StartError: the ranks cannot connect.
     """
     torch.set_num_threads(1)
     if ranks == 1:
         return job(*arguments)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=_TIMEOUT
-    )
+    store = FileStore(path, ranks)
     try:
-        return job(*arguments)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=_TIMEOUT)
+    except RuntimeError as error:
+        raise StartError(f"rank {rank} of {ranks} cannot connect: {error}") from error
+    try:
+        result = job(*arguments)
+        _wait_for_all(store, rank, ranks)
+        return result
     finally:
         gc.collect()  # a group that a cycle keeps alive would poll its dead sockets for ever
         dist.destroy_process_group()
+
+
+def _wait_for_all(store: Store, rank: int, ranks: int) -> None:
+    """Return once every rank is done: one that leaves earlier cuts off whoever still sends."""
+    store.set(f"done {rank}", "")
+    store.wait([f"done {other}" for other in range(ranks)], _TIMEOUT)

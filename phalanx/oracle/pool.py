@@ -4,6 +4,7 @@ import gc
 import multiprocessing
 import signal
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,13 +14,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from phalanx.core.errors import PhalanxError
+from phalanx.core.errors import PhalanxError, RankLeftError, StartError
+from phalanx.trainer.run.launch import leaving_main_alone
+from phalanx.trainer.run.sockets import keep_socket_paths_short
 
 Job = Callable[..., Any]
 
 # What every rank needs, imported once in the process that all are forked from. The first
 # optimizer step imports the last one, which takes seconds.
 _PRELOADED = ("phalanx.oracle.verify", "phalanx.oracle.job", "torch._dynamo")
+
+
+_ATTEMPTS = 3  # to connect; a busy machine may cut a connection
+_ECHO_SECONDS = 2.0  # in which a rank that left its neighbour says why
 
 
 class RankFailedError(PhalanxError):
@@ -33,8 +40,15 @@ class RankPool:
     finds an initialised process group.
     """
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, size: int, on_event: Callable[[str], None] = lambda _: None) -> None:
+        """Make room for ranks; the first job starts them.
+
+        Args:
+            size: how many there may be.
+            on_event: is told in a line when a job is run again on fresh ranks.
+        """
+        self.size, self.on_event = size, on_event
+        keep_socket_paths_short()
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([__name__, *_PRELOADED])
         self._workers: list[tuple[BaseProcess, Connection]] = []
@@ -70,42 +84,73 @@ class RankPool:
     def run(self, ranks: int, job: Job, *arguments: Any) -> list[Any]:
         """Run `job(*arguments)` on ranks 0 to `ranks` - 1, and return what each returns.
 
+        Ranks that lose their connections, with none of them to blame, are replaced by fresh ones,
+        which do the whole job again.
+
         Raises:
             PhalanxError: as the job raised it on the first rank that failed.
             RankFailedError: a rank raised anything else, or died.
         """
         if ranks > self.size:
             raise ValueError(f"{ranks} ranks wanted of a pool of {self.size}")
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return self._run(ranks, job, arguments)
+            except (StartError, RankLeftError) as error:
+                if attempt == _ATTEMPTS:
+                    raise
+                reason = str(error).splitlines()[0]
+                self.on_event(f"{ranks} ranks lost their connections, once more: {reason}")
+        raise AssertionError("the last attempt returns or raises")
+
+    def _run(self, ranks: int, job: Job, arguments: tuple[Any, ...]) -> list[Any]:
         self._start(ranks)
         self._jobs += 1
         store = str(Path(self._scratch.name) / f"store-{self._jobs}")
         pipes = {self._workers[rank][1]: rank for rank in range(ranks)}
         for pipe, rank in pipes.items():
-            pipe.send((job, arguments, rank, ranks, store))
+            with suppress(OSError):  # it died; that shows when it is listened to
+                pipe.send((job, arguments, rank, ranks, store))
         results: dict[int, Any] = {}
         while len(results) < ranks:
             for ready in wait([p for p, rank in pipes.items() if rank not in results]):
                 rank = pipes[ready]  # type: ignore[index]  # wait returns what it was given
-                results[rank] = self._receive(rank)
+                results[rank], error = self._receive(rank)
+                if error is not None:
+                    others = [other for other in range(ranks) if other not in results]
+                    cause = self._cause(error, others)
+                    self._abandon()
+                    raise cause
         return [results[rank] for rank in range(ranks)]
 
     def _start(self, ranks: int) -> None:
         while len(self._workers) < ranks:
             ours, theirs = self._context.Pipe()
             process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
-            process.start()
+            with leaving_main_alone():
+                process.start()
             theirs.close()
             self._workers.append((process, ours))
 
-    def _receive(self, rank: int) -> Any:
+    def _receive(self, rank: int) -> tuple[Any, PhalanxError | None]:
         try:
             result, error = self._workers[rank][1].recv()
         except (EOFError, OSError):
-            result, error = None, RankFailedError(f"rank {rank} died")
-        if error is not None:
-            self._abandon()
-            raise error
-        return result
+            return None, RankFailedError(f"rank {rank} died")
+        return result, error
+
+    def _cause(self, error: PhalanxError, others: list[int]) -> PhalanxError:
+        """Of ranks that fail together, the error that is not a mere loss of another rank."""
+        if not isinstance(error, StartError | RankLeftError):
+            return error
+        pipes = {self._workers[rank][1]: rank for rank in others}
+        ends = time.monotonic() + _ECHO_SECONDS
+        while pipes and (left := ends - time.monotonic()) > 0:
+            for ready in wait(list(pipes), timeout=left):
+                _, other = self._receive(pipes.pop(ready))  # type: ignore[call-overload]  # as above
+                if other is not None and not isinstance(other, StartError | RankLeftError):
+                    return other
+        return error
 
     def _abandon(self) -> None:
         """Stop ranks that may wait for one that failed; the next job starts new ones."""

@@ -19,9 +19,9 @@ from phalanx.core.run import Recipe, Run
 from phalanx.data.batches import IGNORED, Batch, Stream
 from phalanx.oracle.low_precision import Emulation
 from phalanx.oracle.sixteen_bits import as_kept, narrow
+from phalanx.trainer.model.init import init_source
 from phalanx.trainer.model.inventory import declarations
 from phalanx.trainer.model.parameters import Declaration, key_of, uniform_at
-from phalanx.trainer.model.start import starting_values
 from phalanx.trainer.precision.dtypes import Dtypes
 
 
@@ -80,7 +80,7 @@ def reference_steps(
     """
     precision = Dtypes.named(run.layout.precision, torch.device("cpu"))
     recipe = run.recipe
-    values = starting_values(run)
+    values = init_source(run)
     declared = {d.name: d for d in declarations(run.model)}
     master = {
         name: as_kept(values(d, d.box()), recipe).to(precision.master).requires_grad_()

@@ -268,6 +268,8 @@ def decisions_job(
         train_step(engine, step, stream.batch(step, engine.positions())).skipped
         for step in range(case.steps)
     )
+    for unit in engine.units:
+        unit.acquire()  # or the last weights would still be on their way when this rank leaves
     return RankDecisions(routes, skipped)
 
 
@@ -303,7 +305,7 @@ def _conclude(
 ) -> Outcome:
     steps, limits = reference.steps, reference.limits
     seen = [item for report in reports for item in report.seen]
-    verdicts = {
+    judged = {
         "loss": judge_numbers(
             [r.losses for r in reports], [s.loss for s in steps], [s.loss for s in limits], "loss"
         ),
@@ -318,12 +320,12 @@ def _conclude(
     }
     return Outcome(
         case=case,
-        errors={name: verdict.worst for name, verdict in verdicts.items()},
+        errors={name: found.worst for name, found in judged.items()},
         complaints=[
             *reference.complaints,
-            *(text for verdict in verdicts.values() for text in verdict.complaints),
+            *(text for found in judged.values() for text in found.complaints),
         ],
         seconds=seconds,
         traffic=[r.traffic for r in reports],
-        used={name: verdict.used for name, verdict in verdicts.items()},
+        used={name: found.used for name, found in judged.items()},
     )

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from phalanx.core.operator import UnitName
 from phalanx.cost.block_memory import BF16 as HALF
 from phalanx.cost.compute import Passes
 from phalanx.cost.groups import Routes
 from phalanx.cost.messages.unit import Among, UnitMessage
-from phalanx.cost.operator import UnitName
 from phalanx.cost.parameter_memory import state_bytes
 from phalanx.cost.table import Column, Integers, Table, some_rows
 from phalanx.planner.units import SentMessage, exposed

@@ -10,8 +10,10 @@ from phalanx.core.cluster import Cluster
 from phalanx.core.estimate import Estimate, PricedMessage, RankBytes, Term
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
+from phalanx.core.operator import UNITS, UnitName
 from phalanx.cost.activation_memory import ActivationMemory
 from phalanx.cost.block_memory import BlockMemory
+from phalanx.cost.collectives import bytes_sent
 from phalanx.cost.compute import Passes
 from phalanx.cost.flops import utilization
 from phalanx.cost.framework import PHALANX, Framework
@@ -21,7 +23,6 @@ from phalanx.cost.memory import worst_moment
 from phalanx.cost.messages import times_in_step
 from phalanx.cost.messages.frameworks import messages_of
 from phalanx.cost.messages.unit import UnitMessage
-from phalanx.cost.operator import UNITS, UnitName
 from phalanx.cost.parameter_memory import ParameterMemory
 from phalanx.cost.ranks import ParameterCounts, ranks_of
 from phalanx.cost.table import Floats, Integers, Table
@@ -299,6 +300,13 @@ def _added_up(found: Iterable[SentMessage], held: Holdings, m: Integers) -> Iter
             sums = totals.setdefault((*each, size, n), np.zeros(3))
             sums += (times, times * costs[0], times * costs[1])
     for (axis, collective, purpose, size, n), (times, lasts, shown) in totals.items():
-        yield PricedMessage(axis, collective, purpose, size, times, lasts, shown, n)
+        sent = sent_by_one_rank(collective, size, n)
+        yield PricedMessage(axis, collective, purpose, size, times, lasts, shown, n, sent)
     for (axis, collective, purpose, n), (size, lasts, shown) in joined.items():
-        yield PricedMessage(axis, collective, purpose, size, 1, lasts, shown, n)
+        sent = sent_by_one_rank(collective, size, n)
+        yield PricedMessage(axis, collective, purpose, size, 1, lasts, shown, n, sent)
+
+
+def sent_by_one_rank(collective: str, size: float, ranks: int) -> float:
+    """Bytes that one rank sends for one message of so many bytes of the full vector."""
+    return size if collective == "send" else float(bytes_sent(collective, size, ranks))

@@ -17,6 +17,7 @@ from phalanx.cost.reliability import (
     checkpoint_bytes,
     daly_interval,
     effective_share,
+    lost_per_failure,
     write_seconds,
 )
 
@@ -93,6 +94,11 @@ class Campaign:
         """How often the job stops, on average."""
         return self.seconds / self.between
 
+    @property
+    def lost_seconds(self) -> float:
+        """What one failure costs, on average."""
+        return lost_per_failure(self.interval, self.conditions.restart)
+
     def assumptions(self) -> tuple[str, ...]:
         """What the numbers rest on, in lines."""
         conditions = self.conditions
@@ -102,6 +108,8 @@ class Campaign:
             f"a checkpoint of 12 bytes per parameter stops training for "
             f"{show_seconds(self.write)} at {show_rate(conditions.storage, 'B')}, "
             f"every {show_seconds(self.interval)}",
+            f"a failure costs {show_seconds(self.lost_seconds)} on average: half of what lies "
+            "between two checkpoints, and the restart",
         )
 
 

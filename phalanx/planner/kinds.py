@@ -10,7 +10,7 @@ import numpy as np
 
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
-from phalanx.cost.operator import UnitName
+from phalanx.core.operator import UnitName
 from phalanx.cost.ranks import PipelineRanks, ranks_of
 from phalanx.cost.table import Column, Floats, Integers
 from phalanx.schedules.formulas import Peaks, Pipes

@@ -11,9 +11,9 @@ import numpy as np
 from phalanx.core.estimate import Term
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
+from phalanx.core.operator import UnitName
 from phalanx.core.schedule import Kind
 from phalanx.cost.compute import Passes
-from phalanx.cost.operator import UnitName
 from phalanx.cost.table import Floats, Integers
 from phalanx.planner.fast_simulation import makespans
 from phalanx.planner.units import (

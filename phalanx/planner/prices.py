@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from phalanx.core.layout import Layout
+from phalanx.core.operator import UNITS, UnitName
 from phalanx.cost.activation_memory import ActivationMemory
 from phalanx.cost.block_memory import BlockMemory
 from phalanx.cost.compute import Passes
@@ -19,7 +20,6 @@ from phalanx.cost.groups import Routes
 from phalanx.cost.holdings import Holdings
 from phalanx.cost.memory import PlainMoments
 from phalanx.cost.messages.frameworks import messages_of
-from phalanx.cost.operator import UNITS, UnitName
 from phalanx.cost.parameter_memory import ParameterMemory, WholeUnits
 from phalanx.cost.ranks import ParameterCounts, PipelineRanks
 from phalanx.cost.refusals import refused

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from phalanx.core.errors import UsageError
+from phalanx.core.operator import UnitName
 from phalanx.cost.block_memory import PAIRS, BlockMemory
 from phalanx.cost.compute import Passes
 from phalanx.cost.groups import Routes
 from phalanx.cost.holdings import Holdings
 from phalanx.cost.messages.frameworks import messages_of
-from phalanx.cost.operator import UnitName
 from phalanx.cost.ranks import ParameterCounts
 from phalanx.cost.saved import Stack
 from phalanx.cost.table import Choice, Floats, Integers, Table

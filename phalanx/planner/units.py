@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from phalanx.core.operator import UnitName
+from phalanx.core.operators import describe
 from phalanx.cost.block_memory import BlockMemory
 from phalanx.cost.blocks import Slice, block_work, embedding_work, head_work
 from phalanx.cost.compute import Again, MemoryBoundKernel, Passes, Product, Scores, price
 from phalanx.cost.groups import Routes
 from phalanx.cost.messages.unit import UnitMessage
-from phalanx.cost.operator import UnitName
-from phalanx.cost.operators import describe
 from phalanx.cost.ranks import ParameterCounts
 from phalanx.cost.roofline import expected_ranks
 from phalanx.cost.table import Column, Table

@@ -30,6 +30,11 @@ def build(name: str, p: int, m: int, v: int | None = None) -> Schedule:
 def forward_only(p: int, m: int, v: int = 1) -> Schedule:
     """Build the rows of an evaluation: forwards only, in any sizes.
 
+    Args:
+        p: pipeline ranks.
+        m: micro-batches per step.
+        v: chunks of layers per rank.
+
     Raises:
         UsageError: a size is below 1.
     """
@@ -55,7 +60,12 @@ def lowered(layout: Layout, m: int, reduce_every: bool) -> Schedule:
 
 
 def lowered_forward_only(where: Placement, m: int) -> Schedule:
-    """Build what an evaluation obeys: forwards with their messages, checked."""
+    """Build what an evaluation obeys: forwards with their messages, checked.
+
+    Args:
+        where: the rank that holds each stage.
+        m: micro-batches per step.
+    """
     schedule = add_transfers(forward_rows(where, m))
     check_lowered(schedule, trains=False)
     return schedule

@@ -19,7 +19,7 @@ from phalanx.schedules.sizes import TWO, Sizes
 from phalanx.schedules.spec import ScheduleSpec
 
 NEAR, FAR = 0, 1
-Move = tuple[int, Kind]  # NEAR or FAR, and what is done there next
+PlacedMove = tuple[int, Kind]  # NEAR or FAR, and what is done there next
 
 F_NEAR, F_FAR = (NEAR, Kind.FORWARD), (FAR, Kind.FORWARD)
 B_NEAR, B_FAR = (NEAR, Kind.BACKWARD), (FAR, Kind.BACKWARD)
@@ -35,6 +35,11 @@ def rows(p: int, m: int, v: int) -> tuple[Row, ...]:
     worst rank idles for (p/2 - 1)(F + I - W) between its first and last action where
     W <= I <= F <= B. The paper's (p/2 - 1)(F&B + B - 3 W) is for pairs of F and B that last
     F&B as one action.
+
+    Args:
+        p: pipeline ranks.
+        m: micro-batches per step.
+        v: chunks of layers per rank.
     """
     found = []
     for rank in range(p):
@@ -51,13 +56,18 @@ def rows_v(p: int, m: int, v: int) -> tuple[Row, ...]:
     Half of DualPipe: 2 p stages on p ranks, each stage once. At most 2 p + 1 stage activations
     are in flight. The worst rank idles for (p - 1)(F + I - W) between its first and last action
     where W <= I <= F <= B.
+
+    Args:
+        p: pipeline ranks.
+        m: micro-batches per step.
+        v: chunks of layers per rank.
     """
     return tuple(
         tuple(_numbered(_moves(rank, p, m), (rank, 0), (2 * p - 1 - rank, 0))) for rank in range(p)
     )
 
 
-def _moves(rank: int, half: int, m: int) -> Iterator[Move]:
+def _moves(rank: int, half: int, m: int) -> Iterator[PlacedMove]:
     """The moves of the rank that is `rank` ranks away from its end; the middle is at `half`."""
     behind = half - 1 - rank
     yield from [F_NEAR] * (2 * behind)
@@ -73,7 +83,7 @@ def _moves(rank: int, half: int, m: int) -> Iterator[Move]:
 
 
 def _numbered(
-    moves: Iterator[Move], near: tuple[int, int], far: tuple[int, int]
+    moves: Iterator[PlacedMove], near: tuple[int, int], far: tuple[int, int]
 ) -> Iterator[Action]:
     """Turn moves into actions; `near` and `far` are (stage, its first micro-batch)."""
     forwards, backwards, owed = Counter[int](), Counter[int](), deque[Action]()

@@ -114,12 +114,22 @@ def around(x: Pipes) -> Floats:
 
 
 def with_bubble(x: Pipes, bubble: Floats) -> Floats:
-    """The busiest rank works without a break but for a bubble, in seconds."""
+    """The busiest rank works without a break but for a bubble, in seconds.
+
+    Args:
+        x: pipelines, one to a row.
+        bubble: seconds that its first rank waits.
+    """
     return (x.m - 1) * x.worst + x.total / x.p + bubble + 2 * (x.p - 1) * x.hop
 
 
 def with_bubble_of_v(x: Pipes, bubble: Floats) -> Floats:
-    """The same where stages form a V: its first rank works longest, while the others idle."""
+    """The same where stages form a V: its first rank works longest, while the others idle.
+
+    Args:
+        x: pipelines, one to a row.
+        bubble: seconds that its first rank waits.
+    """
     average = x.total / x.p
     left = np.maximum(bubble - x.m * (x.worst - average), SHOWN * bubble)
     return x.m * x.worst + left + 2 * (x.p - 1) * x.hop

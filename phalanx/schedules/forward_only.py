@@ -14,6 +14,10 @@ def forward_only(where: Placement, m: int) -> Schedule:
 
     Any placement and m will do. Micro-batches go p at a time through all chunks, so the bubble is
     (p - 1) / (v m) where p divides m and stage s lives on rank s mod p.
+
+    Args:
+        where: the rank that holds each stage.
+        m: micro-batches per step.
     """
     ranks = where.ranks[: where.depth]
     p = max(ranks) + 1

@@ -19,6 +19,11 @@ def rows(p: int, m: int, v: int) -> tuple[Row, ...]:
     Every rank holds all m micro-batches in flight, and the step lasts (m + p - 1)
     forward-backward pairs: a bubble of (p - 1) / m. Backwards run in the order of the
     forwards, so that gradients are summed in the same order as under 1F1B.
+
+    Args:
+        p: pipeline ranks.
+        m: micro-batches per step.
+        v: chunks of layers per rank.
     """
     return tuple(tuple(_row(stage, m)) for stage in range(p))
 

@@ -19,6 +19,11 @@ def rows(p: int, m: int, v: int) -> tuple[Row, ...]:
 
     The bubble is (p - 1) / (v m). Rank r holds at most (v - 1) p + 2 (p - 1 - r) + 1
     chunks in flight (or all v m), each 1/v of its layers.
+
+    Args:
+        p: pipeline ranks.
+        m: micro-batches per step.
+        v: chunks of layers per rank.
     """
     return tuple(tuple(_row(rank, p, m, v)) for rank in range(p))
 

@@ -43,7 +43,12 @@ def num_stages(layout: Layout) -> int:
 
 
 def enough_micro_batches(layout: Layout, m: int) -> int:
-    """The fewest micro-batches that the schedule takes, but at least `m`; a file has its own."""
+    """The fewest micro-batches that the schedule takes, but at least `m`; a file has its own.
+
+    Args:
+        layout: names the schedule and its sizes.
+        m: micro-batches that are wanted at least.
+    """
     return spec_of(layout).micro_batches(layout.pp).fewest(m)
 
 
@@ -62,6 +67,10 @@ def layers_of_stages(layout: Layout, layers: int) -> tuple[int, ...]:
 
     Left-over blocks go to the middle stages, since the first also embeds and the last
     also computes the loss.
+
+    Args:
+        layout: says the stages, or how many there are.
+        layers: blocks of the model.
 
     Raises:
         RefusedError: the stages named in the layout do not add up, or some would be empty.

@@ -20,7 +20,12 @@ _OTHER_END = {
 
 
 def send_of(action: Action, schedule: Schedule) -> Action | None:
-    """The send that has to follow the computation `action`, if its tensor changes ranks."""
+    """The send that has to follow the computation `action`, if its tensor changes ranks.
+
+    Args:
+        action: a computation.
+        schedule: says which rank holds which stage.
+    """
     stage, kind, i = action
     if kind is Kind.FORWARD and _crosses(stage, stage + 1, schedule):
         return Action(stage, Kind.SEND_FORWARD, i)
@@ -30,7 +35,12 @@ def send_of(action: Action, schedule: Schedule) -> Action | None:
 
 
 def receive_of(action: Action, schedule: Schedule) -> Action | None:
-    """The receive that the computation `action` waits for, if its tensor comes from elsewhere."""
+    """The receive that the computation `action` waits for, if its tensor comes from elsewhere.
+
+    Args:
+        action: a computation.
+        schedule: says which rank holds which stage.
+    """
     stage, kind, i = action
     if kind is Kind.FORWARD and _crosses(stage, stage - 1, schedule):
         return Action(stage, Kind.RECV_FORWARD, i)
@@ -46,7 +56,12 @@ def other_end(message: Action) -> Action:
 
 
 def peer(message: Action, schedule: Schedule) -> int:
-    """The pipeline rank at the other end of a send or a receive."""
+    """The pipeline rank at the other end of a send or a receive.
+
+    Args:
+        message: a send or a receive.
+        schedule: says which rank holds which stage.
+    """
     return schedule.ranks[message.stage + _OTHER_END[message.kind][0]]
 
 

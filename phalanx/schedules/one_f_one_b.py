@@ -20,6 +20,11 @@ def rows(p: int, m: int, v: int) -> tuple[Row, ...]:
 
     Rank r holds at most min(p - r, m) micro-batches in flight, and the step lasts
     (m + p - 1) forward-backward pairs: a bubble of (p - 1) / m.
+
+    Args:
+        p: pipeline ranks.
+        m: micro-batches per step.
+        v: chunks of layers per rank.
     """
     return tuple(tuple(_row(stage, p, m)) for stage in range(p))
 

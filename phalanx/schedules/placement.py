@@ -44,7 +44,12 @@ class Placement(NamedTuple):
         return tuple(stage % self.depth for stage in self.stages_of(rank))
 
     def crosses(self, stage: int, step: int) -> bool:
-        """Whether the stage before (`step` = -1) or behind (1) is there, on another rank."""
+        """Whether the stage before (`step` = -1) or behind (1) is there, on another rank.
+
+        Args:
+            stage: where the tensor is.
+            step: -1 for the stage before, 1 for the one behind.
+        """
         depth, other = self.depth, stage + step
         if not 0 <= stage % depth + step < depth:
             return False
@@ -52,17 +57,32 @@ class Placement(NamedTuple):
 
 
 def looped(p: int, v: int) -> Placement:
-    """Rank r holds the stages r, r + p, r + 2 p, ..."""
+    """Rank r holds the stages r, r + p, r + 2 p, ...
+
+    Args:
+        p: pipeline ranks.
+        v: chunks of layers per rank.
+    """
     return Placement(tuple(stage % p for stage in range(p * v)))
 
 
 def folded(p: int, v: int = 2) -> Placement:
-    """Rank r holds stage r on the way down and stage 2 p - 1 - r on the way up: a V."""
+    """Rank r holds stage r on the way down and stage 2 p - 1 - r on the way up: a V.
+
+    Args:
+        p: pipeline ranks.
+        v: chunks of layers per rank.
+    """
     return Placement((*range(p), *reversed(range(p))))
 
 
 def doubled(p: int, v: int = 1) -> Placement:
-    """Rank r holds stage r of one copy of the model, and stage p - 1 - r of another."""
+    """Rank r holds stage r of one copy of the model, and stage p - 1 - r of another.
+
+    Args:
+        p: pipeline ranks.
+        v: chunks of layers per rank.
+    """
     return folded(p)._replace(copies=2)
 
 

@@ -42,7 +42,12 @@ def play(schedule: Schedule, costs: Costs = UNIT, hop: float = 0.0) -> list[list
 
 
 def seconds_table(schedule: Schedule, costs: Costs) -> dict[Kind, Sequence[float]]:
-    """The seconds of each kind of action on each stage; kinds without a cost take none."""
+    """The seconds of each kind of action on each stage; kinds without a cost take none.
+
+    Args:
+        schedule: whose stages there are.
+        costs: seconds of a kind, as one number or one per stage.
+    """
     n = schedule.num_stages
     table: dict[Kind, Sequence[float]] = dict.fromkeys(Kind, (0.0,) * n)
     for kind, cost in costs.items():

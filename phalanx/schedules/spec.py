@@ -92,7 +92,16 @@ class ScheduleSpec:
         return Schedule(self.name, p, m, stages, self.rows(p, m, v), where.ranks, where.copies)
 
     def refuse(self, p: int, m: int, v: int) -> None:
-        """Raise RefusedError where the schedule cannot be had in these sizes."""
+        """Raise RefusedError where the schedule cannot be had in these sizes.
+
+        Args:
+            p: pipeline ranks.
+            m: micro-batches per step.
+            v: chunks of layers per rank.
+
+        Raises:
+            RefusedError: a size that it does not take, with those that it does.
+        """
         for key, size, sizes, given in (
             ("p", p, self.ranks, ""),
             ("v", v, self.chunks, ""),
@@ -130,6 +139,11 @@ class ScheduleSpec:
     def peak_in_flight(self, p: int, m: int, v: int) -> tuple[int, ...]:
         """Micro-batches whose activations each rank holds at its peak, counted per stage.
 
+        Args:
+            p: pipeline ranks.
+            m: micro-batches per step.
+            v: chunks of layers per rank.
+
         Raises:
             RefusedError: there is no formula; `simulate.peak_in_flight` counts the rows.
         """
@@ -141,7 +155,16 @@ class ScheduleSpec:
 
 
 def require_positive(p: int, m: int, v: int) -> None:
-    """Raise UsageError where a size of a schedule is below 1."""
+    """Raise UsageError where a size of a schedule is below 1.
+
+    Args:
+        p: pipeline ranks.
+        m: micro-batches per step.
+        v: chunks of layers per rank.
+
+    Raises:
+        UsageError: it is below 1.
+    """
     for name, size in (("p", p), ("m", m), ("v", v)):
         if size < 1:
             raise UsageError(f"{name}={size}; a schedule needs {name} of at least 1")

@@ -30,7 +30,7 @@ from phalanx.schedules.placement import folded, looped
 from phalanx.schedules.sizes import TWO
 from phalanx.schedules.spec import ScheduleSpec
 
-Move = tuple[int, Kind]  # a stage and what it does next; micro-batches are counted later
+StageMove = tuple[int, Kind]  # a stage and what it does next; micro-batches are counted later
 
 
 def rows_h1(p: int, m: int, v: int) -> tuple[Row, ...]:
@@ -38,6 +38,11 @@ def rows_h1(p: int, m: int, v: int) -> tuple[Row, ...]:
 
     Every rank holds min(p, m) micro-batches in flight, as the first rank of 1F1B does. For
     m >= p and W <= F, W <= I, the bubble is (p - 1)(F + I - W): a third of 1F1B's if F = I = W.
+
+    Args:
+        p: pipeline ranks.
+        m: micro-batches per step.
+        v: chunks of layers per rank.
     """
     return tuple(tuple(_row(stage, m, p - 1 - stage, stage)) for stage in range(p))
 
@@ -47,6 +52,11 @@ def rows_h2(p: int, m: int, v: int) -> tuple[Row, ...]:
 
     Every rank holds min(2 p - 1, m) micro-batches in flight. For m >= 2 p - 1 and W <= F,
     W <= I, the bubble is (p - 1)(F + I - 2 W): none if F = I = W.
+
+    Args:
+        p: pipeline ranks.
+        m: micro-batches per step.
+        v: chunks of layers per rank.
     """
     return tuple(tuple(_row(stage, m, 2 * (p - 1 - stage), 2 * stage)) for stage in range(p))
 
@@ -72,13 +82,18 @@ def rows_v(p: int, m: int, v: int) -> tuple[Row, ...]:
     Rank r holds stage r on the way down and stage 2 p - 1 - r on the way up, so the first rank
     also computes the loss. At most 2 p stage activations are in flight, which is the memory of
     1F1B. For m >= 2 p - 1 and F = I = W there is no bubble.
+
+    Args:
+        p: pipeline ranks.
+        m: micro-batches per step.
+        v: chunks of layers per rank.
     """
     return tuple(tuple(_row_of_v(rank, p, m)) for rank in range(p))
 
 
 def _row_of_v(rank: int, p: int, m: int) -> Iterator[Action]:
     """Number the moves; those of micro-batches that are not there fall away."""
-    done: Counter[Move] = Counter()
+    done: Counter[StageMove] = Counter()
     for stage, kind in _moves_of_v(rank, p, max(m, 2 * p - 1)):
         i = done[stage, kind]
         done[stage, kind] += 1
@@ -86,7 +101,7 @@ def _row_of_v(rank: int, p: int, m: int) -> Iterator[Action]:
             yield Action(stage, kind, i)
 
 
-def _moves_of_v(rank: int, p: int, m: int) -> Iterator[Move]:
+def _moves_of_v(rank: int, p: int, m: int) -> Iterator[StageMove]:
     """The moves of one rank for m >= 2 p - 1 micro-batches, which fill the pipeline."""
     down, up = rank, 2 * p - 1 - rank
     forward_down, forward_up = (down, Kind.FORWARD), (up, Kind.FORWARD)

@@ -10,6 +10,7 @@ import pytest
 
 from phalanx.catalog import load
 from phalanx.cli import clusters, models
+from phalanx.cli.main import main
 from phalanx.core.errors import UsageError
 
 
@@ -48,8 +49,8 @@ def test_models_as_json_carries_counts_and_their_convention(capsys: pytest.Captu
     (record,) = found["models"]
     shape = load.model("deepseek-v3")
     assert found["schema"] == 1
-    assert record["params"] == shape.params()
-    assert record["active_params"] == shape.active_params()
+    assert record["parameters"] == shape.params()
+    assert record["active_parameters"] == shape.active_params()
     assert "causal" in record["convention"]
 
 
@@ -103,3 +104,15 @@ def test_unknown_names_and_silly_lengths_are_refused():
         call(models, "zzz")
     with pytest.raises(UsageError, match="at least 1 token"):
         call(models, "gpt2", "--seq", "0")
+
+
+def test_a_model_on_a_cluster_has_limits_of_its_axes(capsys: pytest.CaptureFixture[str]):
+    assert main(["models", "llama-3.1-70b", "--on", "h100x64"]) == 0
+    shown = capsys.readouterr().out
+    assert "up to tp=13" in shown
+    assert "2,474 tokens a device" in shown  # the scaling book's 2,475 in round numbers
+
+
+def test_limits_are_those_of_one_model(capsys: pytest.CaptureFixture[str]):
+    assert main(["models", "--on", "h100x64"]) == 2
+    assert "--on is for one model" in capsys.readouterr().err

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from phalanx.api.runfile import load_run
 from phalanx.cli.main import main
-from phalanx.cli.runfile import load_run
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe, Run

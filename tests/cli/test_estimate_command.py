@@ -79,7 +79,7 @@ def test_dp_is_what_the_other_axes_leave(capsys):
     assert json.loads(out)["layout"] == "dp=2 pp=1 tp=4 precision=bf16"
 
 
-def test_programs_have_habits_of_their_own(capsys):
+def test_frameworks_have_other_prices(capsys):
     words = [
         "estimate",
         "llama-2-7b",
@@ -90,9 +90,9 @@ def test_programs_have_habits_of_their_own(capsys):
         "64",
     ]
     times = {}
-    for program in ("phalanx", "fsdp", "megatron"):
-        _, out, _ = run(capsys, *words, "--program", program, "--json")
-        times[program] = json.loads(out)["step_seconds"]
+    for framework in ("phalanx", "fsdp", "megatron"):
+        _, out, _ = run(capsys, *words, "--framework", framework, "--json")
+        times[framework] = json.loads(out)["step_seconds"]
     assert len(set(times.values())) == 3
 
 

@@ -145,3 +145,29 @@ def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("importlib.import_module", fail)
     with pytest.raises(ModuleNotFoundError):
         main(("train",))
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("words", ["models", "--help", "schedule 1f1b -p 2 -m 2", "models nothing"])
+def test_closed_streams_are_harmless(closed: str, words: str) -> None:
+    program = f"{sys.executable} -m phalanx {words} {closed}"
+    done = subprocess.run(["sh", "-c", program], check=False, capture_output=True, text=True)
+    assert done.returncode == (2 if "nothing" in words else 0)
+    assert "Traceback" not in done.stderr
+
+
+def test_what_is_not_utf_8_is_one_line(capsys: Captured) -> None:
+    assert "is not text in UTF-8" in fails(capsys, 2, "models", "bad\udcff")
+
+
+def test_a_lack_of_memory_is_one_line() -> None:
+    program = (
+        "import resource, sys; from phalanx.cli.main import main; "
+        "resource.setrlimit(resource.RLIMIT_AS, (400 << 20, 400 << 20)); "
+        "sys.exit(main(['verify', '--layout', 'dp=1']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert re.fullmatch(r"error: [^\n]+\n", done.stderr), done.stderr

@@ -1,7 +1,10 @@
 import json
+import os
 import re
+import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -9,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.api.runfile import load_run
 from phalanx.cli.main import main
-from phalanx.cli.runfile import load_run
 from phalanx.core.layout import Layout
 
 RUN = """
@@ -30,6 +33,7 @@ evaluate_batches = 1
 sample_tokens = 4
 """
 
+WEIGHTS = Path(__file__).parents[1] / "trainer" / "model" / "data" / "qwen3"
 Done = subprocess.CompletedProcess[str]
 Captured = pytest.CaptureFixture[str]
 
@@ -150,12 +154,17 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def read(capsys: Captured) -> str:
+    out, err = capsys.readouterr()
+    assert out == ""
+    return err
+
+
 def refused(capsys: Captured, code: int, *words: str) -> str:
     """A run that must be refused before anything is started or written."""
     before = sorted(Path().rglob("*"))
     assert main(("train", *words)) == code
-    out, err = capsys.readouterr()
-    assert out == ""
+    err = read(capsys)
     assert re.fullmatch(r"error: [^\n]+\n", err)
     assert sorted(Path().rglob("*")) == before
     return err
@@ -181,6 +190,15 @@ def refused(capsys: Captured, code: int, *words: str) -> str:
         (("run.toml", "--name", "a/b"), 2, "--runs-dir"),
         (("--resume", "auto"), 2, "leave out --resume"),
         (("--resume", "nowhere"), 2, "no such folder"),
+        (("--from", "nowhere"), 2, "no such folder"),
+        (("--from", ".", "--resume", "auto"), 2, "give only one of them"),
+        (("run.toml", "--force"), 2, "goes with --resume"),
+        (("run.toml", "--data", "book.txt", "--data", "book.txt"), 2, "--data is given twice"),
+        (("run.toml", "--set", "recipe.lr=0.1"), 2, "did you mean learning_rate"),
+        (("run.toml", "--name", "a:b"), 2, "of one folder"),
+        (("run.toml", "--data", "bad\udcff.txt"), 2, "not text in UTF-8"),
+        (("run.toml", "--set", "recipe.batch=99999999999999"), 3, "a smaller recipe.batch"),
+        (("--set", "model.name=deepseek-v3", "--layout", "dp=1"), 3, "TiB of memory"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(
@@ -196,15 +214,6 @@ def test_a_run_of_the_same_name_is_refused(here: Path, capsys: Captured) -> None
     assert "--resume auto" in refused(capsys, 3, "run.toml", "--data", "book.txt", "--name", "a")
 
 
-def test_an_older_checkpoint_may_not_go_on_beside_a_newer_one(here: Path, capsys: Captured) -> None:
-    run = here / "runs" / "a"
-    for step in ("step-00000003", "step-00000005"):
-        (run / "checkpoints" / step).mkdir(parents=True)
-    (run / "run.toml").write_text(RUN)
-    older = str(run / "checkpoints" / "step-00000003")
-    assert "gone on to step-00000005" in refused(capsys, 3, "run.toml", "--resume", older)
-
-
 def test_a_dry_run_tells_the_facts_and_starts_nothing(here: Path, capsys: Captured) -> None:
     before = sorted(here.rglob("*"))
     assert main(("train", "run.toml", "--data", "book.txt", "--dry-run", "--json")) == 0
@@ -214,6 +223,109 @@ def test_a_dry_run_tells_the_facts_and_starts_nothing(here: Path, capsys: Captur
     assert main(("train", "run.toml", "--data", "book.txt", "--dry-run")) == 0
     assert "this run can start" in capsys.readouterr().out
     assert sorted(here.rglob("*")) == before
+
+
+def test_a_dry_run_refuses_what_the_start_refuses(here: Path, capsys: Captured) -> None:
+    (here / "runs" / "a").mkdir(parents=True)
+    (here / "runs" / "a" / "run.toml").write_text(RUN)
+    words = ("run.toml", "--data", "book.txt", "--dry-run", "--name")
+    assert "already holds a run" in refused(capsys, 3, *words, "a")
+    assert "is not the name of one folder" in refused(capsys, 2, *words, "../evil")
+
+
+@pytest.mark.parametrize("words", [("--dry-run",), ()])
+def test_weights_that_do_not_fit_their_configuration_get_the_same_answer(
+    here: Path, capsys: Captured, words: tuple[str, ...]
+) -> None:
+    folder = shutil.copytree(WEIGHTS, here / "weights")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 300}))
+    said = refused(capsys, 1, "--set", "model.weights=weights", *words)
+    assert "by its config.json it has (300, " in said
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("data.validation=0.2", "data.validation was 0.01 and is 0.2"),
+        ("data.document_mask=true", "data.document_mask was False and is True"),
+        ("recipe.batch=8", "recipe.batch was 4 and is 8"),
+    ],
+)
+def test_a_resume_that_would_be_another_run_is_refused_unless_forced(
+    copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, change: str, says: str
+) -> None:
+    monkeypatch.chdir(copied)
+    words = ("train", "--resume", "auto", "--set", change, "--set", "recipe.stop_at=7", "--dry-run")
+    assert main(words) == 3
+    assert re.search(rf"error: {re.escape(says)}: .*--from .*step-00000005.*--force", read(capsys))
+    assert main((*words, "--force", "--json")) == 0
+    assert says in json.loads(capsys.readouterr().out)["told"][0]
+
+
+@pytest.mark.ranks
+def test_a_run_with_more_steps_is_told_of_its_learning_rate(
+    copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.chdir(copied)
+    words = ["train", "--resume", "auto", "--dry-run", "--json", "--set", "recipe.stop_at=7"]
+    words += ["--set", "recipe.steps=100"]
+    assert main(words) == 0
+    (line,) = json.loads(capsys.readouterr().out)["told"]
+    assert "recipe.steps was 8 and is 100" in line
+    smooth = re.findall(r"--set \S+", line)
+    assert main([*words, *" ".join(smooth).split()]) == 0
+    assert json.loads(capsys.readouterr().out)["told"] == []
+
+
+@pytest.mark.ranks
+def test_a_fork_goes_on_with_other_data_and_another_batch_and_says_so(copied: Path) -> None:
+    (copied / "new.txt").write_text("Another night, and no storm at all. " * 100)
+    command = phalanx(copied, "--from", "runs/a", "--name", "b", "--layout", "dp=1")
+    command[command.index("book.txt")] = "new.txt"
+    more = ("--set", "recipe.batch=2", "--set", "recipe.stop_at=6")
+    done = finish(copied, [*command, *more])
+    assert done.returncode == 0, done.stderr
+    assert "resumed step-00000005" in done.stdout
+    assert "the corpus was book.txt and is new.txt: other text is learned" in done.stdout
+    assert "recipe.batch was 4 and is 2: " in done.stdout
+    assert steps(copied / "runs" / "b") == [6]
+    assert steps(copied / "runs" / "a") == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.ranks
+def test_tasks_of_slurm_are_the_ranks_of_one_run(tmp_path: Path) -> None:
+    train = phalanx(tmp_path, "--name", "a", "--json", "--set", "recipe.stop_at=2")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    slurm = {"SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "here", "MASTER_PORT": port}
+    tasks = [
+        subprocess.Popen(
+            train,
+            cwd=tmp_path,
+            env={**os.environ, **slurm, "SLURM_PROCID": rank, "SLURM_LOCALID": rank},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    first, second = (task.communicate(timeout=300) for task in tasks)
+    assert [task.returncode for task in tasks] == [0, 0], (first, second)
+    assert json.loads(first[0])["last_step"] == 2
+    assert second[0] == ""
+    assert steps(tmp_path / "runs" / "a") == [1, 2]
+
+
+@pytest.mark.ranks
+def test_a_run_whose_output_nobody_reads_trains(tmp_path: Path) -> None:
+    command = phalanx(tmp_path, "--name", "a", "--layout", "dp=1", "--set", "recipe.stop_at=1")
+    closed = subprocess.run(
+        ["sh", "-c", shlex.join(command) + " <&- >&- 2>&-"], cwd=tmp_path, check=False, timeout=300
+    )
+    assert closed.returncode == 0
+    assert steps(tmp_path / "runs" / "a") == [1]
 
 
 def test_a_restarted_job_may_always_say_resume_auto(here: Path, capsys: Captured) -> None:
@@ -228,4 +340,4 @@ def test_a_run_goes_on_with_its_own_model(here: Path, capsys: Captured) -> None:
     (here / "runs" / "a" / "run.toml").write_text(RUN)
     change = ("--set", "model.heads=1", "--set", "model.head_dim=32")
     said = refused(capsys, 3, "--resume", "auto", *change)
-    assert "a has model.heads=2, not 1; go on with that, or start from one of its" in said
+    assert "a has model.heads=2, not 1; go on with that, or start another run" in said

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 from phalanx.core.model import ModelShape
+from phalanx.core.operator import Operators
+from phalanx.core.operators import describe, parameters_of
 from phalanx.core.run import Recipe
-from phalanx.cost.operator import Operators
-from phalanx.cost.operators import describe
-from phalanx.cost.params import parameters_of
 from phalanx.trainer.model.block import Block
 from phalanx.trainer.model.ends import Embedding, Head
-from phalanx.trainer.model.parameters import Declaration, declared_in
+from phalanx.trainer.model.parameters import Declaration, Share, declared_in
 from phalanx.trainer.parallel.comm import Group, Ledger
 from phalanx.trainer.parallel.tensor import TensorParallel
 
@@ -70,9 +69,9 @@ def test_every_parameter_is_listed_with_its_share_of_each_rank(name: str, tp: in
     for each in parameters.values():
         theirs = declarations[each.name]
         assert each.elements() == np.prod(theirs.shape)
-        assert (each.experts > 0) == (theirs.spread is not None)
+        assert (each.experts > 0) == (theirs.expert_dim is not None)
         held = [int(each.held(np.array(tp), i)) * max(each.experts, 1) for i in range(tp)]
-        assert held == [np.prod(theirs.box(tp, i).sizes) for i in range(tp)]
+        assert held == [np.prod(theirs.box(Share(tp, i)).sizes) for i in range(tp)]
 
 
 @pytest.mark.parametrize("sp", [False, True])
@@ -80,5 +79,5 @@ def test_every_parameter_is_listed_with_its_share_of_each_rank(name: str, tp: in
 def test_gradients_that_are_parts_of_a_sum_are_the_same(name: str, sp: bool):
     declarations = declared(SHAPES[name], 4, sp=sp)
     for each in parameters_of(listed(SHAPES[name])):
-        is_partial = each.partial == "tp" or (each.partial == "sp" and sp)
-        assert is_partial == declarations[each.name].partial, each.name
+        is_partial = each.tp_reduce == "tp" or (each.tp_reduce == "sp" and sp)
+        assert is_partial == declarations[each.name].needs_tp_reduce, each.name

@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
+from fake_ranks import fake_mesh
 from live_bytes import LiveBytes
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -25,14 +26,14 @@ from phalanx.cost.saved import OURS, Saved, block_saved, bytes_per_token, head_s
 from phalanx.oracle.verify import default_case
 from phalanx.trainer.engine.batching import micro_batches
 from phalanx.trainer.engine.engine import build_engine
-from phalanx.trainer.engine.saved import Saved as SavedHere
+from phalanx.trainer.engine.saved import SavedTensors
 from phalanx.trainer.model.batch import MicroBatch
 from phalanx.trainer.model.block import Block
 from phalanx.trainer.model.ends import Head
 from phalanx.trainer.model.parameters import Share, declared_in
 from phalanx.trainer.parallel.comm import Group, Ledger
 from phalanx.trainer.parallel.context import ContextParallel
-from phalanx.trainer.parallel.mesh import Mesh, build_mesh
+from phalanx.trainer.parallel.mesh import build_mesh
 from phalanx.trainer.parallel.tensor import TensorParallel
 from phalanx.trainer.precision.arithmetic import choose
 from phalanx.trainer.precision.dtypes import Dtypes
@@ -156,7 +157,7 @@ def test_a_block_keeps_what_the_ledger_says(shape: ModelShape, line: str):
     with tensor_group(layout.tp) as group:
         tp = TensorParallel(group, sequence=layout.sequence_parallel)
         block = Block(0, shape, Recipe(), tp)
-        block.keep(SavedHere(layout.recompute.parts))
+        block.save_with(SavedTensors(layout.recompute.parts))
         fill(block, layout.tp, torch.float32)
         x = torch.ones(SEQ // tp.sequence_parts, layout.mb, shape.hidden, requires_grad=True)
         found = measured(lambda: block(x, micro_batch(layout.mb)), block)
@@ -172,7 +173,7 @@ def test_a_rank_keeps_of_its_part_of_a_sequence_what_it_would_keep_alone(
 ):
     layout = Layout(mb=3, recompute=recompute)
     block = Block(0, shape, Recipe(), TensorParallel(alone(), sequence=False))
-    block.keep(SavedHere(layout.recompute.parts))
+    block.save_with(SavedTensors(layout.recompute.parts))
     fill(block, 1, torch.float32)
     x = torch.ones(SEQ, layout.mb, shape.hidden, requires_grad=True)
     with tensor_group(4, "context") as group:
@@ -191,8 +192,8 @@ def test_a_block_lets_go_of_the_parts_that_are_recomputed(shape: ModelShape, lin
     layout = Layout.parse(line)
     with tensor_group(layout.tp) as group:
         tp = TensorParallel(group, sequence=layout.sequence_parallel)
-        block, decides = Block(0, shape, Recipe(), tp), SavedHere(layout.recompute.parts)
-        block.keep(decides)
+        block, decides = Block(0, shape, Recipe(), tp), SavedTensors(layout.recompute.parts)
+        block.save_with(decides)
         fill(block, layout.tp, torch.float32)
         x = torch.ones(SEQ // tp.sequence_parts, layout.mb, shape.hidden, requires_grad=True)
         before = {y.untyped_storage().data_ptr() for y in (x, *block.parameters())}
@@ -227,7 +228,7 @@ def test_a_block_keeps_inputs_of_products_in_few_bits(line: str, recipe: str):
             mesh.tensor, sequence=layout.sequence_parallel, products=arithmetic.products
         )
         block = Block(0, WIDE, Recipe(), tp)
-        block.keep(SavedHere(layout.recompute.parts))
+        block.save_with(SavedTensors(layout.recompute.parts))
         fill(block, layout.tp, torch.bfloat16)
         arithmetic.history.take_up(1)  # past the step that calibrates
         size = (SEQ // tp.sequence_parts, layout.mb, WIDE.hidden)
@@ -235,18 +236,6 @@ def test_a_block_keeps_inputs_of_products_in_few_bits(line: str, recipe: str):
         found = measured(lambda: block(x, micro_batch(layout.mb)), block)
     ledger = as_operands(block_saved(WIDE, 0, SEQ, 2, OURS), layout)
     assert found == predicted(tuple(ledger), layout)
-
-
-@contextmanager
-def fake_mesh(layout: Layout) -> Iterator[Mesh]:
-    if layout.ranks == 1:
-        yield build_mesh(layout, torch.device("cpu"), Group)
-        return
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=layout.ranks)
-    try:
-        yield build_mesh(layout, torch.device("cpu"), Group)
-    finally:
-        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("line", ["mb=2", "tp=2 mb=2", "tp=4 sp=off mb=2"])

@@ -6,12 +6,7 @@ from hypothesis import strategies as st
 
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
-from phalanx.cost.activations import (
-    checkpointed_bytes,
-    linear_term_bytes,
-    paper_first_stage_bytes,
-    paper_layer_bytes,
-)
+from phalanx.cost.activations import checkpointed_bytes, linear_term_bytes, paper_layer_bytes
 
 SHAPE = ModelShape(hidden=1024, heads=16)
 tps = st.sampled_from([1, 2, 4, 8])
@@ -39,13 +34,6 @@ def test_each_row_of_the_table_keeps_less_than_the_one_above(t: int, seq: int):
 def test_without_cuts_the_two_terms_are_34_and_5_a_s_over_h():
     s, h, a = 2048, SHAPE.hidden, SHAPE.heads
     assert paper_layer_bytes(SHAPE, Layout(mb=3), s) == s * 3 * h * (34 + 5 * a * s / h)
-
-
-def test_interleaving_keeps_more_on_the_first_rank():
-    plain = Layout(pp=8, recompute="selective")
-    chunks = Layout(pp=8, v=4, schedule="interleaved", recompute="selective")
-    ratio = paper_first_stage_bytes(SHAPE, chunks, 512) / paper_first_stage_bytes(SHAPE, plain, 512)
-    assert ratio == pytest.approx(1 + 7 / 32)
 
 
 def test_checkpointing_keeps_inputs_and_one_whole_block():

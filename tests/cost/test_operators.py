@@ -8,12 +8,7 @@ import pytest
 from phalanx.catalog import load
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
-from phalanx.core.run import Recipe
-from phalanx.cost.blocks import Slice, kernels
-from phalanx.cost.compute import Product
-from phalanx.cost.framework import MEGATRON_CORE
-from phalanx.cost.messages import messages, setting, times_in_step
-from phalanx.cost.operator import (
+from phalanx.core.operator import (
     BlockOperators,
     Boundary,
     MatrixProduct,
@@ -25,8 +20,13 @@ from phalanx.cost.operator import (
     Width,
     whole,
 )
-from phalanx.cost.operators import blocks, describe
-from phalanx.cost.params import elements, parameters_of, unit_sizes
+from phalanx.core.operators import blocks, describe, elements, parameters_of
+from phalanx.core.run import Recipe
+from phalanx.cost.blocks import Slice, kernels
+from phalanx.cost.compute import Product
+from phalanx.cost.framework import MEGATRON_CORE
+from phalanx.cost.messages import messages, setting, times_in_step
+from phalanx.cost.params import unit_sizes
 from phalanx.cost.saved import OURS, bytes_per_token, saved_by
 from phalanx.cost.table import Table
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from phalanx.catalog import load
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
+from phalanx.core.operators import describe
 from phalanx.core.run import Recipe
 from phalanx.cost.holdings import holdings
-from phalanx.cost.operators import describe
 from phalanx.cost.params import (
     Held,
     block_held,

@@ -8,13 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.core.errors import UsageError
-from phalanx.cost.reliability import (
-    Faults,
-    between_failures,
-    daly_interval,
-    effective_share,
-    young_interval,
-)
+from phalanx.cost.reliability import Faults, between_failures, daly_interval, effective_share
 
 
 def played_share(interval: float, write: float, faults: Faults, segments: int) -> float:
@@ -44,10 +38,6 @@ def test_no_interval_is_better_than_dalys(write: float, M: float, R: float, fact
     best = effective_share(daly_interval(write, M), write, faults)
     other = effective_share(factor * daly_interval(write, M), write, faults)
     assert other <= best * (1 + 1e-4)
-
-
-def test_youngs_interval_is_dalys_when_writing_is_quick():
-    assert daly_interval(0.01, 1e6) == pytest.approx(young_interval(0.01, 1e6), rel=1e-3)
 
 
 def test_a_checkpoint_slower_than_two_failures_is_written_once_between_them():

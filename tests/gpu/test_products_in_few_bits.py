@@ -56,5 +56,5 @@ def test_the_kernels_are_chosen_and_told():
     case = CaseSpec("precision=fp8").case()
     device = torch.device("cuda")
     mesh = build_mesh(case.run.layout, device)
-    told = choose(Dtypes.named("fp8", device), mesh).told
+    told = choose(Dtypes.named("fp8", device), mesh).description
     assert told == "FP8, delayed scaling, by torch._scaled_mm; bf16 elsewhere"

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from phalanx.oracle.compare import Seen, Verdict, judge, judge_numbers
+from phalanx.oracle.compare import Judgment, Seen, judge, judge_numbers
 from phalanx.oracle.limits import (
     ELEMENT,
     GRADIENT,
@@ -41,7 +41,7 @@ def seen(name: str, difference: Tensor, start: int = 0, digest: str = "a") -> Se
     )
 
 
-def verdict(step: ReferenceStep, items: list[Seen], field: str = "weight") -> Verdict:
+def verdict(step: ReferenceStep, items: list[Seen], field: str = "weight") -> Judgment:
     return judge([item._replace(field=field) for item in items], fixed_limits([step]), field)
 
 

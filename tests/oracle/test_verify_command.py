@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
+from phalanx.api.verification import outcome_of
 from phalanx.cli.main import main
-from phalanx.cli.verify import verdict
 from phalanx.core.layout import Layout
 from phalanx.data.synthetic import SyntheticStream
 from phalanx.oracle.pool import RankPool
@@ -79,7 +79,7 @@ class Breaks(Case):
 
 @pytest.mark.ranks
 def test_a_rank_that_fails_is_a_difference_and_not_a_traceback(ranks: RankPool) -> None:
-    outcome = verdict(ranks, Breaks(default_case(Layout()).run))
+    outcome = outcome_of(ranks, Breaks(default_case(Layout()).run))
     assert not outcome.passed
     assert outcome.complaints == ["rank 0: ZeroDivisionError: one over zero"]
 
@@ -113,7 +113,7 @@ def test_values_that_are_set_reach_the_model(capsys: pytest.CaptureFixture[str])
         (["--layout", "pp=2 v=2"], 3, "needs v to be 1, not v=2"),
         (["--layout", "schedule=interleaved"], 3, "needs pp to be at least 2, not pp=1"),
         (["--layout", "dp=3", "--set", "recipe.batch=7"], 3, "the batch can be 6 or 9"),
-        (["--layout", "dq=2"], 2, "unknown layout key 'dq'; did you mean dp"),
+        (["--layout", "dq=2"], 2, "'dq'; did you mean dp"),
         (["--layout", "dp=2", "--sample", "3"], 2, "make one at a time"),
         (["--sample", "0"], 2, "--sample is 0; it is at least 1"),
         (["--steps", "0"], 2, "--steps is 0; it is at least 1"),

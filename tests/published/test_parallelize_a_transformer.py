@@ -1,6 +1,16 @@
 """Claims printed in "How to Parallelize a Transformer for Training" beside its worked numbers."""
 
 import pytest
+from formulas import (
+    Axes,
+    data_clocks,
+    estimated_params,
+    expert_width,
+    mixed_best_dp,
+    mixed_floor,
+    tensor_clocks,
+    tensor_width,
+)
 from worked import (
     B200,
     B200_PEAK,
@@ -20,18 +30,10 @@ from phalanx.catalog import load
 from phalanx.core.layout import Layout
 from phalanx.cost.collectives import Level, gather_bandwidth
 from phalanx.cost.roofline import (
-    Axes,
-    Block,
+    LayerSizes,
     block_of,
-    data_clocks,
     domain_weights_floor,
-    estimated_params,
-    expert_width,
-    mixed_best_dp,
-    mixed_floor,
-    tensor_clocks,
     tensor_limit,
-    tensor_width,
     weights_floor,
 )
 from phalanx.cost.state import BOOK_ADAM, largest_model
@@ -138,7 +140,7 @@ def test_deepseeks_narrow_experts_hide_two_nodes_of_ep_but_not_eight():
 
 
 def test_sparse_models_need_e_over_k_more_tokens():
-    dense, sparse = Block(2880, 2880), Block(2880, 2880, 128, 4)
+    dense, sparse = LayerSizes(2880, 2880), LayerSizes(2880, 2880, 128, 4)
     assert weights_floor(OUT, sparse.sparsity) == 32 * weights_floor(OUT, dense.sparsity)
 
 

@@ -4,6 +4,7 @@ Compared as printed. The document has no headings; comments name its passages.
 """
 
 import pytest
+from formulas import device_hours_lost, tensor_clocks
 from test_training_systems import printed
 
 from phalanx.catalog import load
@@ -12,14 +13,8 @@ from phalanx.cost.activations import checkpointed_bytes, linear_term_bytes
 from phalanx.cost.collectives import LinkRate, bytes_sent, ring_seconds
 from phalanx.cost.flops import seconds_for
 from phalanx.cost.formats import number_format
-from phalanx.cost.reliability import (
-    Faults,
-    checkpoint_bytes,
-    device_hours_lost,
-    effective_share,
-    write_seconds,
-)
-from phalanx.cost.roofline import block_of, tensor_clocks
+from phalanx.cost.reliability import Faults, checkpoint_bytes, effective_share, write_seconds
+from phalanx.cost.roofline import block_of
 from phalanx.cost.state import MIXED_ADAM, sharded
 from phalanx.schedules.layouts import layers_of_stages
 from phalanx.schedules.registry import find_schedule

@@ -4,11 +4,13 @@ They are compared as printed: to the digits the document shows.
 """
 
 import pytest
+from formulas import paper_first_stage_bytes
 
 from phalanx.catalog import load
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
-from phalanx.cost.activations import paper_first_stage_bytes, paper_layer_bytes
+from phalanx.core.recompute import FULL, SELECTIVE
+from phalanx.cost.activations import paper_layer_bytes
 from phalanx.cost.collectives import bytes_sent
 from phalanx.cost.flops import (
     attention_flops_per_token,
@@ -176,7 +178,7 @@ def test_llama_8b_at_micro_batch_4_keeps_47_5_gb_per_layer():
 
 def test_full_recomputation_costs_a_third_more():
     shape = ModelShape(vocab=1, layers=40, hidden=4096, heads=32)
-    extra = recompute_flops_per_token(shape, 1, "full") / flops_per_token(shape, 1, causal=True)
+    extra = recompute_flops_per_token(shape, 1, FULL) / flops_per_token(shape, 1, causal=True)
     assert extra == pytest.approx(1 / 3, rel=1e-3)
 
 
@@ -186,7 +188,7 @@ def test_selective_recomputation_of_gpt_3_drops_70_percent_for_2_7_percent():
     assert printed(100 * scores / (34 + scores), "70")
     # The paper's appendix A adds s/(6h), which is the scores' whole forward and backward; what is
     # computed again is their forward alone, a third of that.
-    extra = recompute_flops_per_token(GPT3, 2048, "selective", causal=False)
+    extra = recompute_flops_per_token(GPT3, 2048, SELECTIVE, causal=False)
     needed = flops_per_token(GPT3, 2048, causal=False)
     assert printed(100 * 3 * extra / needed, "2.7")
     assert printed(100 * extra / needed, "0.9")
@@ -341,14 +343,14 @@ def test_attention_moved_palm_from_45_7_to_46_2_percent():
 
 def test_palms_full_recomputation_takes_46_2_mfu_to_57_8_hfu_within_its_remat():
     # PaLM recomputed all but some products, so its ratio of 1.25 is below full recomputation's.
-    used = utilization(load.model("palm-540b"), 2048, 238.3e3, 6144 * 275e12, "full", causal=False)
+    used = utilization(load.model("palm-540b"), 2048, 238.3e3, 6144 * 275e12, FULL, causal=False)
     assert used.mfu == pytest.approx(0.462, abs=0.005)
     assert 57.8 / 46.2 < used.hfu / used.mfu < 4 / 3
 
 
 def test_megatron_1t_selective_recompute_adds_under_a_point():
     shape = load.model("megatron-gpt-1t")
-    extra = recompute_flops_per_token(shape, 2048, "selective", causal=False)
+    extra = recompute_flops_per_token(shape, 2048, SELECTIVE, causal=False)
     needed = flops_per_token(shape, 2048, causal=False)
     assert printed(56.3 * (1 + 3 * extra / needed), "57.0")  # as the paper counts, see above
     assert printed(56.3 * (1 + extra / needed), "56.5")

@@ -6,31 +6,31 @@ catalog. Two documents round the same peak to 989 and to 990 TFLOP/s, so it is w
 
 from collections.abc import Callable
 
-from phalanx.catalog import load
-from phalanx.core.layout import Layout
-from phalanx.cost.activations import (
-    linear_term_bytes,
-    matmul_output_bytes,
-    paper_layer_bytes,
-)
-from phalanx.cost.collectives import Level, LinkRate, bytes_sent, gather_bandwidth, ring_seconds
-from phalanx.cost.flops import rate_from_share, seconds_for, share_from_rate
-from phalanx.cost.roofline import (
+from formulas import (
     Axes,
-    Block,
-    Fabric,
-    block_of,
-    domain_weights_floor,
     estimated_params,
     expert_clocks,
     expert_width,
+    matmul_output_bytes,
     mixed_best_dp,
     mixed_floor,
     mixed_ratio,
     pipeline_hops,
     stack_params,
-    tensor_limit,
     tensor_width,
+)
+
+from phalanx.catalog import load
+from phalanx.core.layout import Layout
+from phalanx.cost.activations import linear_term_bytes, paper_layer_bytes
+from phalanx.cost.collectives import Level, LinkRate, bytes_sent, gather_bandwidth, ring_seconds
+from phalanx.cost.flops import rate_from_share, seconds_for, share_from_rate
+from phalanx.cost.roofline import (
+    Fabric,
+    LayerSizes,
+    block_of,
+    domain_weights_floor,
+    tensor_limit,
     weights_floor,
 )
 from phalanx.cost.state import BOOK_ADAM, MIXED_ADAM, largest_model, sharded
@@ -108,7 +108,7 @@ def hidden_13b_step() -> float:
     return (LLAMA_13B_PARAMS * BOOK_ADAM.total + matmul_output_bytes(LLAMA_13B, 3e6)) / 4096
 
 
-LLAMA_13B_PARAMS = LLAMA_13B.params() - LLAMA_13B.norm_params() * (2 * LLAMA_13B.layers + 1)
+LLAMA_13B_PARAMS = LLAMA_13B.params() - LLAMA_13B.hidden * (2 * LLAMA_13B.layers + 1)
 LAYER_70B = Layout(tp=8, sp=False)
 TP_70B = Layout(tp=8)
 NO_CUT = Layout()
@@ -142,8 +142,8 @@ TPU: dict[str, Callable[[], Value]] = {
     "mixed.ratio_check": lambda: mixed_ratio(99.2 * 64, F_MIXED, 64, RIDGE),
     "mixed.crossover_B_16cube": lambda: 4096 * mixed_floor(F_MIXED, RIDGE, Axes(2, 1)),
     "dcn.alpha": lambda: V5P_PEAK / DCN,
-    "q1.ffw": lambda: LLAMA_13B.layers * LLAMA_13B.mlp_params(),
-    "q1.attn": lambda: LLAMA_13B.layers * LLAMA_13B.attention_params(),
+    "q1.ffw": lambda: LLAMA_13B.layers * 3 * LLAMA_13B.hidden * LLAMA_13B.ffn,
+    "q1.attn": lambda: LLAMA_13B.layers * 4 * LLAMA_13B.hidden**2,
     "q1.vocab": lambda: 2 * LLAMA_13B.embedding_params(),
     "q1.total": lambda: LLAMA_13B_PARAMS,
     "q2.params_bytes": lambda: LLAMA_13B_PARAMS * BOOK_ADAM.weights,
@@ -188,7 +188,7 @@ GPU: dict[str, Callable[[], Value]] = {
     "h100.2domain_max_rule": lambda: weights_floor(H100_PEAK / two_domain_gather(8)),
     "h100.floor_TP16_outer": lambda: domain_weights_floor(H100_PEAK, H100, inner=16),
     "h100.16384gpus_tokens": lambda: 16384 * domain_weights_floor(H100_PEAK, H100),
-    "moe.gptoss_floor": lambda: weights_floor(OUT, Block(2880, 2880, 128, 4).sparsity),
+    "moe.gptoss_floor": lambda: weights_floor(OUT, LayerSizes(2880, 2880, 128, 4).sparsity),
     "moe.dsv3_penalty_routed": lambda: DEEPSEEK.experts / DEEPSEEK.top_k,
     "moe.dsv3_penalty_with_shared": lambda: block_of(DEEPSEEK).sparsity,
     "dsv3.batch_tokens": lambda: 4096 * 15360,
@@ -224,7 +224,7 @@ GPU: dict[str, Callable[[], Value]] = {
 
 def deepseek_experts(e: int) -> float:
     """Arithmetic over all-to-all of DeepSeek-V3's routed experts, the network side alone."""
-    block = Block(DEEPSEEK.hidden, DEEPSEEK.moe_ffn, DEEPSEEK.experts, DEEPSEEK.top_k)
+    block = LayerSizes(DEEPSEEK.hidden, DEEPSEEK.moe_ffn, DEEPSEEK.experts, DEEPSEEK.top_k)
     unbounded_inside = Fabric(8, 1e30, H800.egress)
     return expert_clocks(block, 62914560, e, H800_PEAK, unbounded_inside).ratio
 

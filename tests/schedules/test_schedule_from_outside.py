@@ -126,3 +126,9 @@ def test_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "runs" / "a" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2]
+
+
+def test_the_guide_shows_this_schedule_as_it_is() -> None:
+    guide = (Path(__file__).parents[2] / "docs/guides/add-a-schedule.md").read_text()
+    shown = guide.partition("```python\n")[2].partition("```")[0]
+    assert shown == Path(waves.__file__).read_text()

@@ -1,4 +1,4 @@
-"""Waves: GPipe p micro-batches at a time, so that no more than p are ever in flight.
+"""Waves: GPipe, p micro-batches at a time, so that no more than p are ever in flight.
 
 A schedule from outside, as docs/guides/add-a-schedule.md writes it.
 Symbols: p pipeline ranks, m micro-batches.

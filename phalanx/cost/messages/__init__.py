@@ -13,12 +13,12 @@ import numpy as np
 
 from phalanx.core.layout import Coordinates
 from phalanx.core.message import Message
+from phalanx.core.operator import ModelOperators
+from phalanx.core.operators import describe
 from phalanx.core.run import Run
 from phalanx.cost.holdings import Holdings, holdings
 from phalanx.cost.messages import context, data, expert, pipeline, precision, tensor
 from phalanx.cost.messages.unit import Setting, UnitMessage
-from phalanx.cost.operator import ModelOperators
-from phalanx.cost.operators import describe
 from phalanx.cost.precision import element_bytes
 from phalanx.cost.table import Integers, Table
 

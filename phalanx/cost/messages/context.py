@@ -21,8 +21,8 @@ from typing import NamedTuple
 import numpy as np
 
 from phalanx.core.message import Collective
+from phalanx.core.operator import UNITS, AttentionCore, UnitName
 from phalanx.cost.messages.unit import Behind, Pass, Setting, UnitMessage
-from phalanx.cost.operator import UNITS, AttentionCore, UnitName
 from phalanx.cost.table import Booleans, Integers
 
 

@@ -23,9 +23,10 @@ from typing import NamedTuple
 import numpy as np
 
 from phalanx.core.message import Collective
+from phalanx.core.operators import parameters_of
 from phalanx.cost.holdings import Share
 from phalanx.cost.messages.unit import Among, Behind, Pass, Setting, UnitMessage, padded
-from phalanx.cost.params import UnitSize, is_apart, parameters_of
+from phalanx.cost.params import UnitSize, is_apart
 from phalanx.cost.table import Booleans, Floats, Integers
 
 

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 
 from phalanx.core.message import Axis
+from phalanx.core.operator import UNITS, MatrixProduct, Operator, UnitName
 from phalanx.cost.messages.unit import Among, Pass, Setting, UnitMessage
-from phalanx.cost.operator import UNITS, MatrixProduct, Operator, UnitName
 from phalanx.cost.table import Booleans, Integers
 
 AMAX = 4  # bytes of a largest value

@@ -8,7 +8,7 @@ Sends, for S bytes of activations, s b h elements (s of one cp rank, padded wher
     gather      all-gather S        -             reduce-scatter S                   all-reduce S
     rows        reduce-scatter S    all-reduce S  all-gather S                       -
 
-Which operator has which of them, and how wide, stands in `cost/operators.py`. A head whose logits
+Which operator has which of them, and how wide, stands in `core/operators/`. A head whose logits
 are never whole makes its gradients in forward, and gathers its input once; it reduces the two
 numbers of the cross-entropy as often as it has chunks. Where t > g, t/g ranks hold the same key
 and value head, and add up its gradient once it is complete.
@@ -25,9 +25,9 @@ from typing import NamedTuple
 import numpy as np
 
 from phalanx.core.message import Collective
+from phalanx.core.operator import UNITS, Boundary, CrossEntropy, Operators
 from phalanx.cost.holdings import Place, Share
 from phalanx.cost.messages.unit import Among, Behind, Pass, Setting, UnitMessage
-from phalanx.cost.operator import UNITS, Boundary, CrossEntropy, Operators
 from phalanx.cost.params import UnitSize
 from phalanx.cost.precision import OperandBytes, operand_bytes
 from phalanx.cost.table import Booleans, Integers, Table

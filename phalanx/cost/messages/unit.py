@@ -12,8 +12,8 @@ import numpy as np
 
 from phalanx.core.layout import Coordinates
 from phalanx.core.message import Axis, Collective
+from phalanx.core.operator import ModelOperators
 from phalanx.cost.holdings import Holdings, Place, Share
-from phalanx.cost.operator import ModelOperators
 from phalanx.cost.params import UnitSize, unit_sizes
 from phalanx.cost.table import Booleans, Floats, Integers, Table
 

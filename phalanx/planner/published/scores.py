@@ -58,7 +58,7 @@ class Ranking:
 
 
 @dataclass(frozen=True)
-class Summary:
+class Accuracy:
     """All groups, and what holds over all rows.
 
     Attributes:
@@ -76,7 +76,7 @@ class Summary:
     skipped: int
 
 
-def summarize(predictions: Sequence[Prediction]) -> Summary:
+def summarize(predictions: Sequence[Prediction]) -> Accuracy:
     """The errors of all predictions, grouped."""
     made = [p for p in predictions if not p.skipped]
     sources: dict[str, list[Prediction]] = defaultdict(list)
@@ -85,7 +85,7 @@ def summarize(predictions: Sequence[Prediction]) -> Summary:
     groups = [score(name, rows) for name, rows in sources.items()]
     groups.append(score("complete layouts", [p for p in made if p.complete]))
     groups.append(score("all", made))
-    return Summary(
+    return Accuracy(
         groups=tuple(groups),
         rankings=tuple(rankings(made)),
         within=_share(made, _is_within),

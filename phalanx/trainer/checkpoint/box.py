@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 @dataclass(frozen=True)
-class Box:
+class Region:
     """A rectangular region of a global tensor, given by its first element and its sizes."""
 
     offsets: tuple[int, ...]
@@ -32,13 +32,13 @@ class Box:
         inside = (i - first for i, first in zip(element, self.offsets, strict=True))
         return sum(i * stride for i, stride in zip(inside, self.strides, strict=True))
 
-    def intersect(self, other: "Box") -> "Box | None":
+    def intersect(self, other: "Region") -> "Region | None":
         """The elements that lie in both, or None."""
         low = tuple(map(max, self.offsets, other.offsets))
         high = tuple(map(min, self._ends, other._ends))
         if any(a >= b for a, b in zip(low, high, strict=True)):
             return None
-        return Box(low, tuple(b - a for a, b in zip(low, high, strict=True)))
+        return Region(low, tuple(b - a for a, b in zip(low, high, strict=True)))
 
     @property
     def _ends(self) -> tuple[int, ...]:
@@ -46,18 +46,18 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Part:
+class FlatRange:
     """The elements `start` to `stop` (exclusive) of a flattened box."""
 
-    box: Box
+    box: Region
     start: int
     stop: int
 
-    def blocks(self) -> Iterator[Box]:
+    def blocks(self) -> Iterator[Region]:
         """Cut the range into at most 2 * dims - 1 boxes, each contiguous in the flattened box."""
         for offsets, sizes in _cut(self.box.sizes, self.start, self.stop):
             shifted = (a + b for a, b in zip(self.box.offsets, offsets, strict=True))
-            yield Box(tuple(shifted), sizes)
+            yield Region(tuple(shifted), sizes)
 
 
 class Move(NamedTuple):
@@ -79,7 +79,7 @@ class Move(NamedTuple):
         return self.source + sum((n - 1) * stride for n, stride in reach) + 1
 
 
-def moves(source: Part, target: Part) -> Iterator[Move]:
+def moves(source: FlatRange, target: FlatRange) -> Iterator[Move]:
     """The copies that bring every element which both parts hold from `source` to `target`.
 
     Each shared element is moved exactly once. Parts of the same box share one contiguous run.
@@ -101,8 +101,8 @@ def moves(source: Part, target: Part) -> Iterator[Move]:
                 )
 
 
-def _flat(part: Part) -> Part:
-    return Part(Box((0,), (part.box.elements,)), part.start, part.stop)
+def _flat(part: FlatRange) -> FlatRange:
+    return FlatRange(Region((0,), (part.box.elements,)), part.start, part.stop)
 
 
 def _cut(

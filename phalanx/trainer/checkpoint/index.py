@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import Any
 
 from phalanx.core.errors import CheckpointError
-from phalanx.trainer.checkpoint.box import Box, Part
+from phalanx.trainer.checkpoint.box import FlatRange, Region
 from phalanx.trainer.checkpoint.piece import check_part
 
 
@@ -19,7 +19,7 @@ class Stored:
     field: str
     dtype: str
     shape: tuple[int, ...]
-    part: Part
+    part: FlatRange
     file: str
     key: str
 
@@ -51,13 +51,13 @@ class Stored:
             CheckpointError: the part lies outside its tensor.
             KeyError, TypeError, ValueError: it is not such a row.
         """
-        box = Box(_integers(row["offsets"]), _integers(row["sizes"]))
+        box = Region(_integers(row["offsets"]), _integers(row["sizes"]))
         stored = cls(
             name=str(row["name"]),
             field=str(row["field"]),
             dtype=str(row["dtype"]),
             shape=_integers(row["shape"]),
-            part=Part(box, int(row["start"]), int(row["stop"])),
+            part=FlatRange(box, int(row["start"]), int(row["stop"])),
             file=str(row["file"]),
             key=str(row["key"]),
         )
@@ -86,7 +86,7 @@ def check_cover(index: Index) -> None:
     """
     for entries in index.values():
         _check_agreement(entries)
-        boxes: dict[Box, list[Stored]] = defaultdict(list)
+        boxes: dict[Region, list[Stored]] = defaultdict(list)
         for entry in entries:
             boxes[entry.part.box].append(entry)
         for box, held in boxes.items():
@@ -104,7 +104,7 @@ def _check_agreement(entries: Sequence[Stored]) -> None:
             )
 
 
-def _check_ranges(box: Box, entries: Sequence[Stored]) -> None:
+def _check_ranges(box: Region, entries: Sequence[Stored]) -> None:
     done, before = 0, entries[0]
     where = f"of the box of {box.sizes} at {box.offsets}"
     for entry in entries:
@@ -123,7 +123,7 @@ def _check_ranges(box: Box, entries: Sequence[Stored]) -> None:
         )
 
 
-def _check_boxes(first: Stored, boxes: Sequence[Box]) -> None:
+def _check_boxes(first: Stored, boxes: Sequence[Region]) -> None:
     for one, other in combinations(boxes, 2):
         shared = one.intersect(other)
         if shared is not None:
@@ -131,7 +131,7 @@ def _check_boxes(first: Stored, boxes: Sequence[Box]) -> None:
                 f"{first.label}: the boxes of {one.sizes} at {one.offsets} and of {other.sizes} at "
                 f"{other.offsets} overlap; ranks must split a tensor into boxes that lie apart"
             )
-    whole = Box((0,) * len(first.shape), first.shape).elements
+    whole = Region((0,) * len(first.shape), first.shape).elements
     saved = sum(box.elements for box in boxes)
     if saved != whole:
         raise CheckpointError(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from phalanx.core.errors import CheckpointError
-from phalanx.trainer.checkpoint.box import Box, Part
+from phalanx.trainer.checkpoint.box import FlatRange, Region
 
 DTYPES = {
     torch.float64: "F64",
@@ -62,9 +62,9 @@ class Piece:
             )
 
     @property
-    def part(self) -> Part:
+    def part(self) -> FlatRange:
         """Which elements these are."""
-        return Part(Box(self.offsets, self.sizes), self.start, self.stop)
+        return FlatRange(Region(self.offsets, self.sizes), self.start, self.stop)
 
     @property
     def label(self) -> str:
@@ -77,7 +77,7 @@ class Piece:
         return DTYPES[self.data.dtype]
 
 
-def check_part(label: str, shape: tuple[int, ...], part: Part) -> None:
+def check_part(label: str, shape: tuple[int, ...], part: FlatRange) -> None:
     """Refuse a part that does not lie inside a tensor of this shape.
 
     Raises:

@@ -45,8 +45,8 @@ def prune(
     for step, path in steps(save.directory):
         if step > save.step:
             continue
-        replaced = path.name == save.final.name + REPLACED
-        if replaced or (kept >= retention.last and not retention.is_milestone(step)):
+        stays = retention.is_milestone(step) and not path.name.endswith(REPLACED)
+        if path.name == save.final.name + REPLACED or (kept >= retention.last and not stays):
             save.discard(path)
             continue
         if kept >= retention.last:

@@ -15,7 +15,7 @@ from phalanx.trainer.model.experts import Router
 from phalanx.trainer.parallel.mesh import Mesh
 
 
-class Load(NamedTuple):
+class ExpertLoad(NamedTuple):
     """How evenly experts were used in a step, in the worst layer of those that this rank holds.
 
     Attributes:
@@ -41,14 +41,14 @@ class Balancer:
         Args:
             routers: of this rank's layers.
             speed: how far a bias moves in a step; 0 leaves them alone.
-            mesh: its ranks along data route the other tokens of the batch, and twins those that
-                go the other way.
+            mesh: its ranks along data route the other tokens of the batch, and the replicas of its
+                stages those that go the other way.
         """
         self.routers = sorted(routers, key=lambda router: router.prefix)
         self.speed, self.mesh = speed, mesh
         for router in self.routers:
             router.place(mesh.device)
-        self.load = Load()
+        self.load = ExpertLoad()
         self._visits: list[Tensor] = []
 
     def reduce(self) -> None:
@@ -57,12 +57,12 @@ class Balancer:
             return
         seen = torch.stack([router.take_seen() for router in self.routers])
         self.mesh.data.all_reduce(seen, "expert loads").wait()
-        self.mesh.twins.all_reduce(seen, "expert loads both ways").wait()
+        self.mesh.pipeline_replicas.all_reduce(seen, "expert loads both ways").wait()
         visits, dropped = seen[:, :-1], seen[:, -1]
         self._visits = list(visits)
         total = visits.sum(1).clamp(min=1)
         busiest = (visits.amax(1) * visits.shape[1] / total).max()
-        self.load = Load(busiest.item(), (dropped / total).max().item())
+        self.load = ExpertLoad(busiest.item(), (dropped / total).max().item())
 
     def move(self) -> None:
         """Move the biases by what `reduce` found."""

@@ -12,8 +12,8 @@ from phalanx.trainer.engine.pipedream import WeightStashing
 from phalanx.trainer.engine.recorder import Recorder
 from phalanx.trainer.engine.update import AfterTheNorm, Optimistic, Updated, UpdateRule
 from phalanx.trainer.engine.wire import Form, Wire
+from phalanx.trainer.model.init import init_source
 from phalanx.trainer.model.stage import Stage, build_stages
-from phalanx.trainer.model.start import starting_values
 from phalanx.trainer.parallel.context import ContextParallel
 from phalanx.trainer.parallel.data import ShardedUnit
 from phalanx.trainer.parallel.mesh import Mesh
@@ -87,7 +87,7 @@ def build_engine(run: Run, mesh: Mesh) -> Engine:
     precision = Dtypes.of(run, mesh.device)
     schedule = lowered(layout, run.micro_batches, reduces_every(layout))
     arithmetic = choose(precision, mesh)
-    source = starting_values(run)
+    source = init_source(run)
     stages = build_stages(run, mesh, precision, arithmetic.products, source)
     units = list(dict.fromkeys(unit for stage in stages.values() for unit in stage.all_units))
     routers = [router for stage in stages.values() for router in stage.routers]

@@ -35,7 +35,7 @@ class Optimizer:
         self.updates = 0
         self.updates_per_step = updates_per_step
         self.units = list(units)
-        self.of = {sharded: OfUnit(recipe, sharded) for sharded in self.units}
+        self.of = {sharded: UnitOptimizer(recipe, sharded) for sharded in self.units}
 
     @property
     def learning_rate(self) -> float:
@@ -100,7 +100,7 @@ class Optimizer:
         of.count(self.updates if moments else 0)
 
 
-class OfUnit:
+class UnitOptimizer:
     """The optimizer of one unit, whose state lives where its master weights do.
 
     Attributes:

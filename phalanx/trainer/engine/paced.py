@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.core.schedule import Kind
-from phalanx.trainer.engine.saved import Saved
+from phalanx.trainer.engine.saved import SavedTensors
 from phalanx.trainer.engine.weight_gradients import WeightGradients
 from phalanx.trainer.engine.wire import Form
 from phalanx.trainer.model.batch import MicroBatch
@@ -57,7 +57,7 @@ def paced_stage(index: int, pace: Pace, form: Form, *, ends: bool) -> PacedStage
         reducer=Reducer([]),
         gradients=gradients,
         recomputes=0,
-        saved=Saved(),
+        saved=SavedTensors(),
         pace=pace,
         form=form,
         ends=ends,

@@ -1,7 +1,7 @@
-"""What forward keeps for backward: a tensor as it is, on the host, or only how to make it again.
+"""What forward saves for backward: a tensor as it is, on the host, or only how to make it again.
 
 Recomputing a part of a block needs no second graph: autograd's nodes stay as forward made them,
-and only a tensor that they saved is let go and computed once more when backward asks for it. Which
+and only a tensor that they saved is freed and computed once more when backward asks for it. Which
 tensors a part stands for is said beside its twin, in phalanx/cost/saved.py.
 """
 
@@ -41,7 +41,7 @@ class _Recipe:
         return tensor
 
 
-class _Away:
+class _Offloaded:
     """A stretch of memory that is on the host until somebody reads it."""
 
     def __init__(self, x: Tensor, host: HostBuffers) -> None:
@@ -59,14 +59,14 @@ class _Away:
 
 
 class _Packed(NamedTuple):
-    """One tensor that somebody will read in backward, as a view of what is kept or made again.
+    """One tensor that somebody will read in backward, as a view of what is saved or made again.
 
     Attributes:
         source: the tensor itself; or where it is or how it is made, and which of the results.
         size, stride, offset: of the view.
     """
 
-    source: Tensor | tuple[_Recipe | _Away, int]
+    source: Tensor | tuple[_Recipe | _Offloaded, int]
     size: Sequence[int] = ()
     stride: Sequence[int] = ()
     offset: int = 0
@@ -79,8 +79,8 @@ class _Packed(NamedTuple):
         return origin.read(index).as_strided(self.size, self.stride, self.offset)
 
 
-class Saved:
-    """Decides, tensor by tensor, what one stage keeps for backward.
+class SavedTensors:
+    """Decides, tensor by tensor, what one stage saves for backward.
 
     Attributes:
         parts: what of each block is made again; see `core.layout.RECOMPUTE_PARTS`.
@@ -92,10 +92,10 @@ class Saved:
     ) -> None:
         self.parts = parts.union(*(_INCLUDED.get(part, ()) for part in parts))
         self.host = host
-        self._found: dict[int, tuple[Tensor, _Recipe | _Away, int]] = {}
+        self._found: dict[int, tuple[Tensor, _Recipe | _Offloaded, int]] = {}
         self._stays: set[int] = set()
 
-    def leave(self, *tensors: Tensor) -> None:
+    def exclude(self, *tensors: Tensor) -> None:
         """These stay on the device: the vectors whose parts are the parameters."""
         self._stays.update(_storage(x) for x in tensors)
 
@@ -112,7 +112,7 @@ class Saved:
             self._found.clear()
 
     def run(self, part: str, make: Make, *inputs: Tensor) -> list[Tensor]:
-        """Compute `make(*inputs)`; if `part` is made again, keep none of it.
+        """Compute `make(*inputs)`; if `part` is made again, save none of it.
 
         Args:
             part: of the block; "norms", "mlp" and so on.
@@ -125,7 +125,7 @@ class Saved:
         return outputs
 
     def forget(self, part: str, outputs: Sequence[Tensor], make: Make, *inputs: Tensor) -> None:
-        """Keep none of `outputs`, which are as `make(*inputs)` gives them, if `part` is made again.
+        """Save none of `outputs`, which are as `make(*inputs)` gives them, if `part` is made again.
 
         What is saved of them from here on, by whatever operation, is made again in backward.
         """
@@ -139,22 +139,22 @@ class Saved:
             self._found[_storage(x)] = x, recipe, index
 
     def _pack(self, x: Tensor) -> _Packed:
-        found = self._found.get(_storage(x)) or self._away(x)
+        found = self._found.get(_storage(x)) or self._offload(x)
         if found is None:
             return _Packed(x.detach())  # what a node saves of its own output must not hold the node
         _, origin, index = found
         origin.readers += 1
         return _Packed((origin, index), x.shape, x.stride(), int(x.storage_offset()))
 
-    def _away(self, x: Tensor) -> tuple[Tensor, _Away, int] | None:
+    def _offload(self, x: Tensor) -> tuple[Tensor, _Offloaded, int] | None:
         """Move what `x` is a part of to the host, once for all who save a part of it."""
         if self.host is None or not x.is_floating_point() or _storage(x) in self._stays:
             return None
-        away = x.detach(), _Away(x.detach(), self.host), 0
-        self._found[_storage(x)] = away
-        return away
+        offloaded = x.detach(), _Offloaded(x.detach(), self.host), 0
+        self._found[_storage(x)] = offloaded
+        return offloaded
 
-    def let_go(self, x: Tensor | None) -> None:
+    def free(self, x: Tensor | None) -> None:
         """Free the memory of a stage's input, which is on the host too."""
         if self.host is not None and x is not None and x.is_leaf and x.requires_grad:
             x.untyped_storage().resize_(0)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from phalanx.data.batches import Batch
-from phalanx.trainer.engine.balance import Load
+from phalanx.trainer.engine.balance import ExpertLoad
 from phalanx.trainer.engine.batching import count_targets, count_valid, micro_batches
 from phalanx.trainer.engine.engine import Engine
 from phalanx.trainer.engine.executor import Executor
@@ -30,7 +30,7 @@ class StepResult(NamedTuple):
     grad_norm: float
     skipped: bool
     loss_scale: float = 1.0
-    load: Load = Load()
+    load: ExpertLoad = ExpertLoad()
 
 
 class LossSum(NamedTuple):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from phalanx.trainer.engine.offload import Memory, OnDevice
 from phalanx.trainer.engine.zero import ZeroPolicy
-from phalanx.trainer.model.parameters import WHOLE, Box, Declaration, Held, Share
+from phalanx.trainer.model.parameters import WHOLE, Box, Declaration, OwnedParameter, Share
 from phalanx.trainer.precision.dtypes import Dtypes
 
 Source = Callable[[Declaration, Box], Tensor]  # the values of one box of a parameter
@@ -58,7 +58,7 @@ class Unit:
     def __init__(
         self,
         name: str,
-        held: Sequence[Held],
+        held: Sequence[OwnedParameter],
         tensor: Share,
         part: Share,
         precision: Dtypes,
@@ -204,7 +204,7 @@ def _shared(declaration: Declaration, parts: int) -> bool:
     return declaration.tp_dim is not None and declaration.copies(parts) > 1
 
 
-def _slots(held: Sequence[Held], tensor: Share, expert: Share) -> Iterator[Slot]:
+def _slots(held: Sequence[OwnedParameter], tensor: Share, expert: Share) -> Iterator[Slot]:
     start = 0
     for declaration, _, _ in held:
         box = declaration.box(tensor, expert)

@@ -4,8 +4,8 @@ The stage before waits for the gradient of a product's input, but nobody for tha
 So a schedule may split a backward into I, which goes through the layers, and W, which makes up
 for the weights whenever the rank would idle (Qi et al. 2024, arXiv:2401.10241, section 2).
 
-A layer hands the gradients of its weights over as `Work`. Whether that is done at once or deferred
-to W is decided in this file alone.
+A layer hands the gradients of its weights over as `GradientWork`. Whether that is done at once or
+deferred to W is decided in this file alone.
 """
 
 from collections import Counter, deque
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 
-class Work(Protocol):
+class GradientWork(Protocol):
     """What is left to do for the gradients of a few weights, with the tensors that it takes."""
 
     @property
@@ -55,7 +55,7 @@ class ReadyGradient:
         return (self._grad,)
 
 
-Deferred = deque[Work]
+Deferred = deque[GradientWork]
 
 
 class WeightGradients:
@@ -75,12 +75,12 @@ class WeightGradients:
         """Whether work is deferred: the backward is an I."""
         return self._deferred is not None
 
-    def start(self, work: Work) -> None:
+    def start(self, work: GradientWork) -> None:
         """Send off the messages of some work, unless it will be deferred."""
         if self._deferred is None:
             work.start()
 
-    def finish(self, work: Work) -> tuple[Tensor | None, ...]:
+    def finish(self, work: GradientWork) -> tuple[Tensor | None, ...]:
         """Do some work, or defer it. Called when nothing more is done with the weights themselves.
 
         Returns:
@@ -119,7 +119,7 @@ class WeightGradients:
                         owner.passed(index)
 
 
-def _started_ahead(deferred: Deferred) -> Iterator[Work]:
+def _started_ahead(deferred: Deferred) -> Iterator[GradientWork]:
     """Take work from the queue, the next already started."""
     if deferred:
         deferred[0].start()

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe
-from phalanx.trainer.engine.saved import Saved
+from phalanx.trainer.engine.saved import SavedTensors
 from phalanx.trainer.model.attend import attend
 from phalanx.trainer.model.batch import MicroBatch
 from phalanx.trainer.model.experts import Experts
@@ -30,7 +30,7 @@ class Attention(nn.Module):
     def __init__(self, prefix: str, shape: ModelShape, tp: TensorParallel) -> None:
         super().__init__()
         self.shape, self.tp = shape, tp
-        self.saved = Saved()
+        self.saved = SavedTensors()
         query, key_value = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         h, bias = shape.hidden, shape.has_qkv_bias
         self.q = Projection(f"{prefix}.q", (h, query), "out", tp, bias=bias)
@@ -75,7 +75,7 @@ class MLP(nn.Module):
 
     def __init__(self, prefix: str, shape: ModelShape, tp: TensorParallel) -> None:
         super().__init__()
-        self.tp, self.saved = tp, Saved()
+        self.tp, self.saved = tp, SavedTensors()
         h, f, bias = shape.hidden, shape.ffn, shape.bias
         self.gate = (
             Projection(f"{prefix}.gate", (h, f), "out", tp, bias=bias)
@@ -118,7 +118,7 @@ class Block(nn.Module):
         ep: ExpertParallel | None = None,
     ) -> None:
         super().__init__()
-        self.saved = Saved()
+        self.saved = SavedTensors()
         prefix = f"blocks.{layer}"
         self.attention_norm = norm_layer(f"{prefix}.attention_norm", shape, tp)
         kind = LatentAttention if shape.is_mla else Attention
@@ -134,8 +134,8 @@ class Block(nn.Module):
             for site in ("attention", "mlp")
         )
 
-    def keep(self, saved: Saved) -> None:
-        """Let `saved` decide what is kept for backward."""
+    def save_with(self, saved: SavedTensors) -> None:
+        """Let `saved` decide what is saved for backward."""
         self.saved = self.attention.saved = self.mlp.saved = saved
 
     def forward(self, x: Tensor, batch: MicroBatch) -> Tensor:

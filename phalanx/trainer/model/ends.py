@@ -12,14 +12,14 @@ from phalanx.core.run import Recipe
 from phalanx.trainer.engine.weight_gradients import WeightGradients
 from phalanx.trainer.model.batch import MicroBatch
 from phalanx.trainer.model.layers import Dropout, norm_layer
-from phalanx.trainer.model.loss import ChunkedLoss, Slice, token_losses
+from phalanx.trainer.model.loss import ChunkedLoss, VocabSlice, token_losses
 from phalanx.trainer.model.parameters import Declared
 from phalanx.trainer.ops.autograd import apply
 from phalanx.trainer.parallel.tensor import TensorParallel
-from phalanx.trainer.precision.product import PLAIN, Product
+from phalanx.trainer.precision.product import PLAIN, Multiplier
 
 
-class Table(Declared):
+class EmbeddingTable(Declared):
     """One row of h numbers for each token id; this rank holds V/t rows.
 
     Attributes:
@@ -32,7 +32,7 @@ class Table(Declared):
         super().__init__(name)
         self.declare("weight", (shape.vocab, shape.hidden), tp_dim=0)
         self.bias: nn.Parameter | None = None
-        self.product: Product = PLAIN  # few bits hold no vocabulary
+        self.product: Multiplier = PLAIN  # low precision holds no vocabulary
         self.first, self.rows = share(shape.vocab, tp.group.size, tp.group.index)
 
 
@@ -53,7 +53,7 @@ class Embedding(nn.Module):
     def __init__(self, shape: ModelShape, recipe: Recipe, tp: TensorParallel) -> None:
         super().__init__()
         self.tp = tp
-        self.table = Table("embedding", shape, tp)
+        self.table = EmbeddingTable("embedding", shape, tp)
         self.positions = PositionTable(shape, tp) if shape.positions == "learned" else None
         self.drop = Dropout(recipe.dropout, recipe.seed, "embedding", tp)
 
@@ -114,7 +114,7 @@ class Head(nn.Module):
         shape: ModelShape,
         recipe: Recipe,
         tp: TensorParallel,
-        tied: Table | None,
+        tied: EmbeddingTable | None,
         chunk: int = 0,
     ) -> None:
         """Declare the norm and the table.
@@ -130,8 +130,8 @@ class Head(nn.Module):
         self.tp, self.chunk = tp, chunk
         self.norm = norm_layer("norm", shape, tp)
         name = "embedding" if shape.tied else "head"
-        self.table = tied or Table(name, shape, tp)
-        self.part = Slice(self.table.first, shape.vocab, recipe.label_smoothing, tp.group)
+        self.table = tied or EmbeddingTable(name, shape, tp)
+        self.part = VocabSlice(self.table.first, shape.vocab, recipe.label_smoothing, tp.group)
 
     def forward(self, x: Tensor, batch: MicroBatch) -> Tensor:
         """Sum of the losses of all valid tokens: [s/t, b, h] to a scalar, fp32 or wider.

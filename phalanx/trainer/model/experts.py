@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe
-from phalanx.trainer.engine.saved import Saved
+from phalanx.trainer.engine.saved import SavedTensors
 from phalanx.trainer.engine.weight_gradients import WeightGradients
 from phalanx.trainer.model.batch import MicroBatch
 from phalanx.trainer.model.layers import Projection, swiglu
@@ -213,7 +213,7 @@ class _Learn(torch.autograd.Function):
         return grads[0], loss, None, None, None
 
 
-class Stack(Declared):
+class ExpertMatrices(Declared):
     """One matrix [n_out, n_in] for each expert, each cut by columns or rows over tp."""
 
     weight: nn.Parameter
@@ -236,11 +236,11 @@ class RoutedExperts(nn.Module):
         self.experts = shape.experts
         E, h, f = shape.experts, shape.hidden, shape.expert_width
         gated = shape.activation == "swiglu"
-        self.gate = Stack(f"{prefix}.gate", E, (h, f), "normal") if gated else None
-        self.up = Stack(f"{prefix}.up", E, (h, f), "normal")
-        self.down = Stack(f"{prefix}.down", E, (f, h), "residual")
+        self.gate = ExpertMatrices(f"{prefix}.gate", E, (h, f), "normal") if gated else None
+        self.up = ExpertMatrices(f"{prefix}.up", E, (h, f), "normal")
+        self.down = ExpertMatrices(f"{prefix}.down", E, (f, h), "residual")
 
-    def forward(self, x: Tensor, routing: Routing, saved: Saved) -> Tensor:
+    def forward(self, x: Tensor, routing: Routing, saved: SavedTensors) -> Tensor:
         """[s, b, h] to this tensor-parallel rank's part of the sum, [s, b, h]."""
         plan = self.ep.plan(routing.chosen, routing.kept, self.experts)
         rows = self.ep.dispatch(x, plan)
@@ -250,7 +250,9 @@ class RoutedExperts(nn.Module):
         (y,) = self._products(y, plan.counts, self.down)
         return self.ep.combine(y, routing.weights, plan)
 
-    def _products(self, rows: Tensor, counts: list[int], *stacks: Stack) -> tuple[Tensor, ...]:
+    def _products(
+        self, rows: Tensor, counts: list[int], *stacks: ExpertMatrices
+    ) -> tuple[Tensor, ...]:
         weights = [stack.weight for stack in stacks]
         return cast(tuple[Tensor, ...], apply(_Grouped, self.gradients, counts, rows, *weights))
 
@@ -305,7 +307,7 @@ class SharedExperts(nn.Module):
         self.up = Projection(f"{prefix}.up", (h, f), "out", tp)
         self.down = Projection(f"{prefix}.down", (f, h), "in", tp)
 
-    def forward(self, x: Tensor, saved: Saved) -> Tensor:
+    def forward(self, x: Tensor, saved: SavedTensors) -> Tensor:
         """[s, b, h] to this tensor-parallel rank's part of the sum, [s, b, h]."""
         wide = saved.run("mlp", self._widen, x)
         (y,) = saved.run("activation", activate, *wide)
@@ -338,7 +340,7 @@ class Experts(nn.Module):
         ep: ExpertParallel,
     ) -> None:
         super().__init__()
-        self.tp, self.saved = tp, Saved()
+        self.tp, self.saved = tp, SavedTensors()
         self.router = Router(f"{prefix}.router", shape, recipe, tp)
         self.routed = RoutedExperts(f"{prefix}.experts", shape, ep, tp.gradients)
         shared = SharedExperts(f"{prefix}.shared", shape, tp) if shape.shared_experts else None

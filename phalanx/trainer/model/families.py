@@ -55,7 +55,7 @@ class Family:
         silent: our value where a configuration does not say, or theirs of a key in `fixed`.
         fixed: what a configuration must say for the arithmetic to be ours; silence is consent
             unless `silent` says otherwise.
-        twins: two keys of a configuration that must agree, because one field of ours is both.
+        aliases: two keys of a configuration that must agree, because one field of ours is both.
         modules: what it calls our modules, `{}` for the layer.
         fused: our modules that are parts of one of theirs, in order.
         transposes: the matrices of blocks are [n_in, n_out].
@@ -70,7 +70,7 @@ class Family:
     silent: Mapping[str, Any]
     fixed: Mapping[str, tuple[Any, ...]]
     modules: Mapping[str, str]
-    twins: Mapping[str, str] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
     fused: tuple[str, ...] = ()
     transposes: bool = False
     window: str = ""
@@ -102,7 +102,7 @@ class Family:
             "model_type": self.model_type,
             **{key: allowed[0] for key, allowed in self.fixed.items()},
             **said,
-            **{twin: said[key] for twin, key in self.twins.items()},
+            **{alias: said[key] for alias, key in self.aliases.items()},
             **({self.window: None} if self.window else {}),
             **({self.window_switch: False} if self.window_switch else {}),
             "bos_token_id": None,
@@ -120,7 +120,7 @@ class Family:
         for key, allowed in self.fixed.items():
             self._require(key, said.get(key, self.silent.get(key, allowed[0])), allowed)
         values = {field: self._value(said, field) for field in self.keys}
-        for twin, key in self.twins.items():
+        for twin, key in self.aliases.items():
             self._require(twin, said.get(twin, False), (said.get(key, False),))
         return ModelShape(**self.kind, **values)
 
@@ -193,7 +193,7 @@ LLAMA = Family(
         "max_positions": 2048,
     },
     fixed={"hidden_act": ("silu",), "rope_type": ("default",)},
-    twins={"mlp_bias": "attention_bias"},
+    aliases={"mlp_bias": "attention_bias"},
     modules={
         "embedding": "model.embed_tokens",
         "attention_norm": "model.layers.{}.input_layernorm",
@@ -253,7 +253,7 @@ MISTRAL = replace(
     architecture="MistralForCausalLM",
     keys={ours: key for ours, key in LLAMA.keys.items() if ours != "bias"},
     silent={**LLAMA.silent, "kv_heads": 8, "sliding_window": 4096},
-    twins={},
+    aliases={},
     window="sliding_window",
 )
 QWEN2 = replace(

@@ -261,10 +261,10 @@ def _write_weights(
     directory: Path,
     dtype: torch.dtype,
 ) -> None:
-    parts: dict[str, list[Part]] = {}
+    parts: dict[str, list[PlacedParameter]] = {}
     for declaration in declarations(shape):
         for place in family.places(declaration):
-            parts.setdefault(place.name, []).append(Part(declaration, place))
+            parts.setdefault(place.name, []).append(PlacedParameter(declaration, place))
     whole = lru_cache(maxsize=1)(weight)  # of a stack of experts, each in turn
     files = _share_out(parts, dtype)
     index: dict[str, str] = {}
@@ -280,7 +280,7 @@ def _write_weights(
         _write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": index})
 
 
-class Part(NamedTuple):
+class PlacedParameter(NamedTuple):
     """A parameter of ours, all or some of which makes up all or some of a tensor of theirs."""
 
     declaration: Declaration
@@ -293,7 +293,9 @@ class Part(NamedTuple):
         return whole if self.place.expert is None else whole[1:]
 
 
-def _share_out(parts: Mapping[str, Sequence[Part]], dtype: torch.dtype) -> list[list[str]]:
+def _share_out(
+    parts: Mapping[str, Sequence[PlacedParameter]], dtype: torch.dtype
+) -> list[list[str]]:
     """Which tensors go into which file."""
     files: list[list[str]] = [[]]
     room = FILE_BYTES
@@ -307,7 +309,9 @@ def _share_out(parts: Mapping[str, Sequence[Part]], dtype: torch.dtype) -> list[
     return files
 
 
-def _joined(weight: Callable[[str], Tensor], parts: Sequence[Part], dtype: torch.dtype) -> Tensor:
+def _joined(
+    weight: Callable[[str], Tensor], parts: Sequence[PlacedParameter], dtype: torch.dtype
+) -> Tensor:
     """One tensor of theirs from its parts in order, in memory of its own."""
     values = []
     for declaration, place in parts:

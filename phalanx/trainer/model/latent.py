@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.core.model import ModelShape
-from phalanx.trainer.engine.saved import Saved
+from phalanx.trainer.engine.saved import SavedTensors
 from phalanx.trainer.model.attend import attend
 from phalanx.trainer.model.batch import MicroBatch
 from phalanx.trainer.model.layers import Projection, RMSNorm, rotary_angles, rotate
 from phalanx.trainer.parallel.tensor import TensorParallel
-from phalanx.trainer.precision.product import Cut
+from phalanx.trainer.precision.product import MatrixCut
 
 
 class LatentAttention(nn.Module):
@@ -29,10 +29,10 @@ class LatentAttention(nn.Module):
     def __init__(self, prefix: str, shape: ModelShape, tp: TensorParallel) -> None:
         super().__init__()
         self.shape, self.tp, self.alone = shape, tp, tp.alone()
-        self.saved = Saved()
+        self.saved = SavedTensors()
         h, a, r_q, r_kv = shape.hidden, shape.heads, shape.q_lora_rank, shape.kv_lora_rank
 
-        def product(name: str, n_in: int, n_out: int, cut: Cut) -> Projection:
+        def product(name: str, n_in: int, n_out: int, cut: MatrixCut) -> Projection:
             return Projection(f"{prefix}.{name}", (n_in, n_out), cut, tp)
 
         def norm(name: str, width: int) -> RMSNorm:

@@ -10,9 +10,9 @@ from phalanx.core.model import ModelShape
 from phalanx.trainer.model.batch import MicroBatch
 from phalanx.trainer.model.parameters import Declared, key_of, uniform_at
 from phalanx.trainer.ops.autograd import apply
-from phalanx.trainer.ops.kernels import rms_norm
+from phalanx.trainer.ops.kernels import layer_norm, rms_norm
 from phalanx.trainer.parallel.tensor import TensorParallel
-from phalanx.trainer.precision.product import Cut
+from phalanx.trainer.precision.product import MatrixCut
 
 
 class Projection(Declared):
@@ -27,7 +27,7 @@ class Projection(Declared):
         self,
         prefix: str,
         sizes: tuple[int, int],
-        cut: Cut,
+        cut: MatrixCut,
         tp: TensorParallel,
         *,
         bias: bool = False,
@@ -100,7 +100,7 @@ class LayerNorm(Declared):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize [s/t, b, h] along h."""
-        return F.layer_norm(x, (x.shape[-1],), self.weight, self.bias, self.eps)
+        return layer_norm(x, self.weight, self.bias, self.eps)
 
 
 def norm_layer(prefix: str, shape: ModelShape, tp: TensorParallel) -> RMSNorm | LayerNorm:

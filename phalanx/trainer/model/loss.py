@@ -20,7 +20,7 @@ from phalanx.trainer.parallel.tensor import TensorParallel
 IGNORED = -100
 
 
-class Slice(NamedTuple):
+class VocabSlice(NamedTuple):
     """The part of the vocabulary that a rank holds.
 
     Attributes:
@@ -36,7 +36,7 @@ class Slice(NamedTuple):
     group: Group
 
 
-def token_losses(logits: Tensor, targets: Tensor, part: Slice) -> Tensor:
+def token_losses(logits: Tensor, targets: Tensor, part: VocabSlice) -> Tensor:
     """-log softmax(logits)[target] of every token, in fp32 or wider.
 
     Args:
@@ -52,10 +52,10 @@ def token_losses(logits: Tensor, targets: Tensor, part: Slice) -> Tensor:
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """One tensor like the logits is kept, in fp32 or wider, and becomes their gradient."""
+    """One tensor like the logits is saved, in fp32 or wider, and becomes their gradient."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, part: Slice) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, part: VocabSlice) -> Tensor:
         losses, softmax = _softmax_losses(logits, targets, part)
         ctx.save_for_backward(*softmax)
         ctx.part, ctx.dtype = part, logits.dtype
@@ -84,7 +84,7 @@ class _Softmax(NamedTuple):
     mine: Tensor
     valid: Tensor
 
-    def gradient(self, upstream: Tensor, part: Slice) -> Tensor:
+    def gradient(self, upstream: Tensor, part: VocabSlice) -> Tensor:
         """Gradient of the logits, [n, V/t], for that of the losses, [n]; takes up `exps`."""
         e, each = part.smoothing, (upstream * self.valid).unsqueeze(-1)
         grad = self.exps.mul_(each * self.share.unsqueeze(-1))
@@ -94,7 +94,7 @@ class _Softmax(NamedTuple):
 
 
 def _softmax_losses(
-    logits: Tensor, targets: Tensor, part: Slice, *, takes_logits: bool = False
+    logits: Tensor, targets: Tensor, part: VocabSlice, *, takes_logits: bool = False
 ) -> tuple[Tensor, _Softmax]:
     """Loss = log sum exp z - (1 - e) z_target - (e / V) sum z, for smoothing e.
 
@@ -132,8 +132,8 @@ class ChunkedLoss:
     """Projection and cross-entropy together, `tokens` tokens at a time.
 
     Forward makes the gradients of a chunk as soon as it has its logits, as if the gradient of the
-    loss were 1; backward only scales them. So no logits are kept or computed twice, and what is
-    kept has the size of the input and of the matrix. Source: Hsu et al. 2024 (arXiv:2410.10989),
+    loss were 1; backward only scales them. So no logits are saved or computed twice, and what is
+    saved has the size of the input and of the matrix. Source: Hsu et al. 2024 (arXiv:2410.10989),
     section 3.2.
 
     Attributes:
@@ -143,7 +143,7 @@ class ChunkedLoss:
     """
 
     tp: TensorParallel
-    part: Slice
+    part: VocabSlice
     tokens: int
 
     def sum(self, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -172,7 +172,7 @@ class _ChunkedLoss(torch.autograd.Function):
         pending.wait()
         rows, ids = (y.flatten(0, 1).split(loss.tokens) for y in (whole, targets.unsqueeze(-1)))
         total = torch.zeros((), dtype=_wide(x.dtype), device=x.device)
-        dx, dw = torch.empty_like(whole) if learns else whole, _Sum(several=len(rows) > 1)
+        dx, dw = torch.empty_like(whole) if learns else whole, _SumOfProducts(several=len(rows) > 1)
         for i, dx_rows in enumerate(dx.flatten(0, 1).split(loss.tokens)):
             each, grad = _chunk(times(rows[i], weight), ids[i].squeeze(-1), loss.part, learns)
             total += each
@@ -193,7 +193,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
 
 def _chunk(
-    logits: Tensor, targets: Tensor, part: Slice, learns: bool
+    logits: Tensor, targets: Tensor, part: VocabSlice, learns: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Sum of the losses of a few tokens, and the gradient of their logits, in the same memory."""
     losses, softmax = _softmax_losses(logits, targets, part, takes_logits=True)
@@ -204,7 +204,7 @@ def _chunk(
     return losses.sum(), softmax.gradient(torch.ones_like(losses), part).to(dtype)
 
 
-class _Sum:
+class _SumOfProducts:
     """A sum of products, added up in fp32 or wider where there are several."""
 
     def __init__(self, *, several: bool) -> None:

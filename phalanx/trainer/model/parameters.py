@@ -111,7 +111,7 @@ class Declared(nn.Module):
         self.register_parameter(name, nn.Parameter(torch.empty(0, device="meta")))
 
 
-class Held(NamedTuple):
+class OwnedParameter(NamedTuple):
     """A declaration and the module that uses the parameter."""
 
     declaration: Declaration
@@ -119,12 +119,12 @@ class Held(NamedTuple):
     attribute: str
 
 
-def declared_in(module: nn.Module) -> Iterator[Held]:
+def declared_in(module: nn.Module) -> Iterator[OwnedParameter]:
     """Every parameter declared in `module` and below, in order of definition."""
     for owner in module.modules():
         if isinstance(owner, Declared):
             for attribute, declaration in owner.declarations.items():
-                yield Held(declaration, owner, attribute)
+                yield OwnedParameter(declaration, owner, attribute)
 
 
 def initial_values(declaration: Declaration, box: Box, recipe: "Initial") -> Tensor:

@@ -12,15 +12,15 @@ from torch.utils.checkpoint import checkpoint
 from phalanx.core.run import Recipe, Run
 from phalanx.schedules.layouts import layers_of_stages, placement
 from phalanx.trainer.engine.offload import HostBuffers, memory_of
-from phalanx.trainer.engine.saved import Saved
+from phalanx.trainer.engine.saved import SavedTensors
 from phalanx.trainer.engine.unit import Source, Unit
 from phalanx.trainer.engine.weight_gradients import WeightGradients
 from phalanx.trainer.engine.zero import ZeroPolicy
 from phalanx.trainer.model.batch import MicroBatch
 from phalanx.trainer.model.block import Block
-from phalanx.trainer.model.ends import Embedding, Head, Table
+from phalanx.trainer.model.ends import Embedding, EmbeddingTable, Head
 from phalanx.trainer.model.experts import Experts, Router
-from phalanx.trainer.model.parameters import Declaration, Held, Share, declared_in
+from phalanx.trainer.model.parameters import Declaration, OwnedParameter, Share, declared_in
 from phalanx.trainer.parallel.comm import Group
 from phalanx.trainer.parallel.data import Reducer, ShardedUnit
 from phalanx.trainer.parallel.expert import ExpertParallel
@@ -29,7 +29,7 @@ from phalanx.trainer.parallel.tensor import TensorParallel
 from phalanx.trainer.precision.dtypes import Dtypes
 from phalanx.trainer.precision.product import Products
 
-Part = Embedding | Block | Head
+StagePart = Embedding | Block | Head
 
 
 @dataclass(frozen=True)
@@ -41,19 +41,19 @@ class Stage:
         parts: what is computed, in order.
         units: of each part, the parameters it needs.
         reducer: of the gradients that this stage makes.
-        gradients: does the work of its weights, or keeps it where backward is split.
-        recomputes: how many blocks run again together in backward, and keep only the input of the
+        gradients: does the work of its weights, or defers it where backward is split.
+        recomputes: how many blocks run again together in backward, and save only the input of the
             first; 0 runs none.
-        saved: decides what else is kept for backward.
+        saved: decides what else is saved for backward.
     """
 
     index: int
-    parts: tuple[Part, ...]
+    parts: tuple[StagePart, ...]
     units: tuple[tuple[ShardedUnit, ...], ...]
     reducer: Reducer
     gradients: WeightGradients
     recomputes: int
-    saved: Saved
+    saved: SavedTensors
 
     @property
     def all_units(self) -> list[ShardedUnit]:
@@ -83,7 +83,7 @@ class Stage:
                 y = self._segment(segment, y, batch, logits=logits)
         if y is None:
             raise ValueError(f"stage {self.index} has no parts")
-        self.saved.let_go(x)
+        self.saved.free(x)
         return y
 
     def _segments(self) -> list[list[int]]:
@@ -166,7 +166,7 @@ class _Twice:
         return now(x)
 
 
-def _run(part: Part, x: Tensor | None, batch: MicroBatch, *, logits: bool) -> Tensor:
+def _run(part: StagePart, x: Tensor | None, batch: MicroBatch, *, logits: bool) -> Tensor:
     if isinstance(part, Embedding):
         return part.forward(batch)
     if x is None:
@@ -201,7 +201,9 @@ class _StageBuilder:
         self._layers = layers_of_stages(mesh.layout, run.model.layers)
         offloads = mesh.layout.offload.activations
         self._host = HostBuffers(mesh.device) if offloads else None
-        self._table: Table | None = None  # tied, and made for an earlier stage of this rank
+        self._table: EmbeddingTable | None = (
+            None  # tied, and made for an earlier stage of this rank
+        )
 
     def build(self, index: int) -> Stage:
         """Stage `index` of the schedule."""
@@ -209,16 +211,16 @@ class _StageBuilder:
         first = sum(self._layers[:place])
         recompute, gradients = self.mesh.layout.recompute, WeightGradients()
         parts = self._parts(range(first, first + self._layers[place]), gradients)
-        saved = Saved(recompute.parts, self._host)
+        saved = SavedTensors(recompute.parts, self._host)
         for part in parts:
             if isinstance(part, Block):
-                part.keep(saved)
+                part.save_with(saved)
         elsewhere = {unit for units in self.maker.made.values() for unit in units}
         units = tuple(self.maker.of(part, copy) for part in parts)
         unique = list(dict.fromkeys(unit for group in units for unit in group))
         for unit in unique:
             gradients.adopt(unit, unit.unit.parameters)
-            saved.leave(unit.unit.weights)
+            saved.exclude(unit.unit.weights)
         return Stage(
             index=index,
             parts=tuple(parts),
@@ -229,7 +231,7 @@ class _StageBuilder:
             saved=saved,
         )
 
-    def _parts(self, layers: range, gradients: WeightGradients) -> list[Part]:
+    def _parts(self, layers: range, gradients: WeightGradients) -> list[StagePart]:
         """The embedding if the slice starts the model, its blocks, and the head if it ends it."""
         run, mesh = self.run, self.mesh
         shape, recipe, layout = run.model, run.recipe, mesh.layout
@@ -244,7 +246,7 @@ class _StageBuilder:
         if layout.compile:
             for block in blocks:
                 compile_block(block, recipe, whole=layout.cp == 1)
-        parts: list[Part] = [*blocks]
+        parts: list[StagePart] = [*blocks]
         table = self._table
         if layers.start == 0:
             embedding = Embedding(shape, recipe, tp)
@@ -282,7 +284,7 @@ class _UnitMaker:
         self.made: dict[nn.Module, list[ShardedUnit]] = {}
         self._tied_apart = run.model.tied and not placement(mesh.layout).ends_together
 
-    def of(self, part: Part, copy: int) -> tuple[ShardedUnit, ...]:
+    def of(self, part: StagePart, copy: int) -> tuple[ShardedUnit, ...]:
         """The units of a part that belongs to this copy of the model."""
         modules: list[nn.Module] = [part]
         if isinstance(part, Embedding):
@@ -298,7 +300,7 @@ class _UnitMaker:
                 ]
         return tuple(unit for module in modules for unit in self.made[module])
 
-    def _make(self, held: list[Held], *, counted: bool) -> ShardedUnit:
+    def _make(self, held: list[OwnedParameter], *, counted: bool) -> ShardedUnit:
         name, mesh = _unit_name(held[0].declaration), self.mesh
         partitions = ZeroPolicy.of(mesh.layout).partitions
         of_experts = held[0].declaration.expert_dim is not None
@@ -325,9 +327,9 @@ def _share(group: Group) -> Share:
     return Share(group.size, group.index)
 
 
-def _shared_and_experts(held: Iterable[Held]) -> list[list[Held]]:
+def _shared_and_experts(held: Iterable[OwnedParameter]) -> list[list[OwnedParameter]]:
     """Parameters that all data-parallel ranks hold, and those of experts."""
-    groups: dict[bool, list[Held]] = {False: [], True: []}
+    groups: dict[bool, list[OwnedParameter]] = {False: [], True: []}
     for one in held:
         groups[one.declaration.expert_dim is not None].append(one)
     return [group for group in groups.values() if group]

@@ -18,7 +18,7 @@ from torch import Tensor
 _HALF = (torch.float16, torch.bfloat16)
 
 
-class Block(NamedTuple):
+class AttentionBlock(NamedTuple):
     """Queries and the keys that they look at.
 
     Attributes:
@@ -58,7 +58,7 @@ class Attended(NamedTuple):
         return Attended(self.out[:, :, queries], self.lse[:, :, queries])
 
 
-def attend_block(block: Block) -> Attended:
+def attend_block(block: AttentionBlock) -> Attended:
     """softmax(q k^T / sqrt(d)) v over the keys of a block, and the sums behind it."""
     same = _of_one_width(block)
     if not _has_kernel(same):
@@ -77,7 +77,7 @@ def attend_block(block: Block) -> Attended:
 
 
 def differentiate_block(
-    block: Block, done: Attended, grad: Tensor
+    block: AttentionBlock, done: Attended, grad: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of the queries, keys and values of one block.
 
@@ -131,13 +131,13 @@ def document_mask(queries: Tensor, keys: Tensor, *, causal: bool) -> Tensor:
     return same.unsqueeze(1)
 
 
-def _has_kernel(block: Block) -> bool:
+def _has_kernel(block: AttentionBlock) -> bool:
     if block.q.is_cuda:
         return block.q.dtype in _HALF and block.mask is None and block.q.shape[-1] % 8 == 0
     return block.q.device.type == "cpu"
 
 
-def _of_one_width(block: Block) -> Block:
+def _of_one_width(block: AttentionBlock) -> AttentionBlock:
     """Kernels want keys as wide as values; zeros change neither scores nor what is found."""
     width = max(block.q.shape[-1], block.v.shape[-1])
     q, k, v = (_widened(x, width) for x in (block.q, block.k, block.v))
@@ -148,7 +148,7 @@ def _widened(x: Tensor, width: int) -> Tensor:
     return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
 
 
-def _bias(block: Block) -> Tensor | None:
+def _bias(block: AttentionBlock) -> Tensor | None:
     """The mask as numbers that are added to scores."""
     if block.mask is None:
         return None
@@ -157,7 +157,7 @@ def _bias(block: Block) -> Tensor | None:
 
 
 def _cuda_gradients(
-    block: Block, done: Attended, grad: Tensor, scale: float
+    block: AttentionBlock, done: Attended, grad: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The flash kernel's; nothing is dropped, so the state of its generator is never read."""
     op = torch.ops.aten._scaled_dot_product_flash_attention_backward
@@ -168,7 +168,7 @@ def _cuda_gradients(
     return cast(tuple[Tensor, Tensor, Tensor], grads)
 
 
-def _plain(block: Block) -> Attended:
+def _plain(block: AttentionBlock) -> Attended:
     """By the formula, every score in memory; for devices and formats without a kernel."""
     scores = _scores(block)
     lse = scores.logsumexp(-1)
@@ -178,7 +178,9 @@ def _plain(block: Block) -> Attended:
     return Attended((shares @ v).to(block.q.dtype), lse)
 
 
-def _plain_gradients(block: Block, done: Attended, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _plain_gradients(
+    block: AttentionBlock, done: Attended, grad: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """With P = exp(S - lse): dV = P^T dO, dS = P (dO V^T - sum of dO O), dQ = dS K, dK = dS^T Q."""
     k, v = _repeated(block)
     q, grad = block.q.to(k.dtype), grad.to(k.dtype)
@@ -191,14 +193,14 @@ def _plain_gradients(block: Block, done: Attended, grad: Tensor) -> tuple[Tensor
     return (d_scores @ k).to(block.q.dtype), dk.to(block.k.dtype), dv.to(block.v.dtype)
 
 
-def _scores(block: Block) -> Tensor:
+def _scores(block: AttentionBlock) -> Tensor:
     k, _ = _repeated(block)
     scores = block.q.to(k.dtype) @ k.transpose(-1, -2) * block.scale
     mask = torch.ones_like(scores[0, 0], dtype=torch.bool).tril() if block.causal else block.mask
     return scores if mask is None else scores.masked_fill(~mask, -math.inf)
 
 
-def _repeated(block: Block) -> tuple[Tensor, Tensor]:
+def _repeated(block: AttentionBlock) -> tuple[Tensor, Tensor]:
     """Keys and values once for each query head, in fp32 or wider."""
     wide = torch.promote_types(block.q.dtype, torch.float32)
     times = block.q.shape[1] // block.k.shape[1]

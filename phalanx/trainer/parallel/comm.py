@@ -9,13 +9,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from phalanx.core.errors import LostMessageError, PhalanxError, RankLeftError, shorten
 from phalanx.core.message import Axis, Collective, Message
+
+# What gloo says of a connection, and of nothing else.
+_TRANSPORT = ("gloo/transport", "pair closure", "Connection closed", "Connection reset")
 
 _ONE_HOP_BYTES = 1 << 15  # below this a second round of messages costs more than the bytes
 
@@ -88,21 +93,42 @@ class Ledger:
 
 @dataclass
 class Pending:
-    """A message on its way; `wait` before touching its buffers."""
+    """A message on its way; `wait` before touching its buffers.
+
+    Attributes:
+        works: what to wait for.
+        finish: what is done then.
+        buffers: kept alive until then.
+        peers: the rank at the other end of each work, where each has one.
+        on_wait: is told when this rank began to stand still, and when it was done.
+        on_failure: makes of an error and the place of its work one that says who did not come.
+    """
 
     works: Sequence[dist.Work | None] = ()
     finish: Callable[[], None] | None = None
     buffers: tuple[Tensor, ...] = field(default=(), repr=False)
+    peers: Sequence[int] = ()
     on_wait: Callable[[float, float], None] = field(default=lambda *_: None, repr=False)
+    on_failure: Callable[[RuntimeError, Sequence[int]], Exception] = field(
+        default=lambda error, _: error, repr=False
+    )
 
     def wait(self) -> None:
-        """Return once the result is in place; a second call does nothing."""
+        """Return once the result is in place; a second call does nothing.
+
+        Raises:
+            LostMessageError: nothing came, for as long as the group's timeout.
+            RankLeftError: the other end is gone.
+        """
         if not self.works:
             return
         start = time.perf_counter()
-        for work in self.works:
+        for i, work in enumerate(self.works):
             if work is not None:
-                work.wait()
+                try:
+                    work.wait()
+                except RuntimeError as error:
+                    raise self.on_failure(error, self.peers[i : i + 1]) from error
         if self.finish is not None:
             self.finish()
         self.works, self.finish, self.buffers = (), None, ()
@@ -165,7 +191,7 @@ class Group:
         if self.size == 1:
             return Pending()
         self.ledger.note(self.axis, "all_reduce", purpose, x.nbytes)
-        return self._timed(self._all_reduce(x, purpose, largest), purpose)
+        return self._started(purpose, lambda: self._all_reduce(x, purpose, largest))
 
     def all_gather(self, out: Tensor, x: Tensor, purpose: str) -> Pending:
         """Fill `out` with every rank's `x`, in rank order along the first dim."""
@@ -173,7 +199,7 @@ class Group:
             out.copy_(x.view_as(out))
             return Pending()
         self.ledger.note(self.axis, "all_gather", purpose, out.nbytes)
-        return self._timed(self._all_gather(out, x, purpose), purpose)
+        return self._started(purpose, lambda: self._all_gather(out, x, purpose))
 
     def reduce_scatter(self, out: Tensor, x: Tensor, purpose: str) -> Pending:
         """Sum `x` over the group and leave slice `index` of the first dim in `out`."""
@@ -181,7 +207,7 @@ class Group:
             out.copy_(x.view_as(out))
             return Pending()
         self.ledger.note(self.axis, "reduce_scatter", purpose, x.nbytes)
-        return self._timed(self._reduce_scatter(out, x, purpose), purpose)
+        return self._started(purpose, lambda: self._reduce_scatter(out, x, purpose))
 
     def all_gather_parts(self, out: Tensor, x: Tensor, purpose: str) -> list[Part]:
         """Start an `all_gather` of which each part can be used as soon as it is here.
@@ -205,7 +231,7 @@ class Group:
             purpose: for the ledger.
         """
         self.ledger.note(self.axis, "reduce_scatter", purpose, out.nbytes * self.size)
-        return self._timed(self._reduce_scatter_parts(out, make, purpose), purpose)
+        return self._started(purpose, lambda: self._reduce_scatter_parts(out, make, purpose))
 
     def all_to_all(self, out: Tensor, x: Tensor, purpose: str, rows: Rows | None = None) -> Pending:
         """Give each rank its rows of `x`, and collect in `out` what all ranks have for this one.
@@ -222,35 +248,61 @@ class Group:
             return Pending()
         counted = out if rows is not None and rows.home == "come" else x
         self.ledger.note(self.axis, "all_to_all", purpose, counted.nbytes)
-        return self._timed(self._all_to_all(out, x, purpose, rows), purpose)
+        return self._started(purpose, lambda: self._all_to_all(out, x, purpose, rows))
 
     def shift(self, out: Tensor, x: Tensor, purpose: str) -> Pending:
         """Send `x` to the next rank of the ring while `out` is filled by the one before."""
         self.ledger.note(self.axis, "send", purpose, x.nbytes)
-        return self._timed(self._shift(out, x, purpose), purpose)
+        return self._started(purpose, lambda: self._shift(out, x, purpose))
 
     def send(self, x: Tensor, to: int, purpose: str, tag: int = 0) -> Pending:
         """Send `x` to group index `to`; matched in order of issue for each pair of ranks."""
         self.ledger.note(self.axis, "send", purpose, x.nbytes)
-        return self._timed(self._send(x, to, purpose, tag), purpose)
+        return self._started(purpose, lambda: self._send(x, to, purpose, tag))
 
     def receive(self, x: Tensor, source: int, tag: int = 0) -> Pending:
         """Fill `x` with what group index `source` sends."""
-        work = dist.irecv(x, self.ranks[source], group=self.handle, tag=tag)
-        return self._timed(Pending([work], buffers=(x,)), "arrival")
+        return self._started("arrival", lambda: self._receive(x, source, tag))
 
-    def _timed(self, pending: Pending, purpose: str) -> Pending:
+    def _started(self, purpose: str, start: Callable[[], Pending]) -> Pending:
+        """Start a message; note how long it is waited for, and say who did not come."""
         issued = time.perf_counter()
 
         def note(wanted: float, done: float) -> None:
             self.ledger.note_wait(Passage(self.axis, purpose, issued, wanted, done))
 
-        pending.on_wait = note
+        def failed(error: RuntimeError, peers: Sequence[int]) -> Exception:
+            return self._failure(error, purpose, time.perf_counter() - issued, peers)
+
+        try:
+            pending = start()
+        except RuntimeError as error:
+            raise failed(error, ()) from error
+        pending.on_wait, pending.on_failure = note, failed
         return pending
+
+    def _failure(
+        self, error: RuntimeError, purpose: str, seconds: float, peers: Sequence[int]
+    ) -> Exception:
+        """What a failed message means, in a line; other errors stay as they are."""
+        what = str(error)
+        if not any(word in what for word in _TRANSPORT):
+            return error
+        me = dist.get_rank()
+        late = peers or [rank for rank in self.ranks if rank != me]
+        names = f"rank{'s' if len(late) > 1 else ''} {shorten(late)}"
+        message = f"{purpose!r} along {self.axis} (ranks {shorten(self.ranks)})"
+        kind: type[PhalanxError] = LostMessageError if "imed out" in what else RankLeftError
+        told = f"rank {me} waited {seconds:.0f} s for {names}: {message} never came"
+        return kind(told if kind is LostMessageError else f"{names} left rank {me}: {message}")
+
+    def _receive(self, x: Tensor, source: int, tag: int) -> Pending:
+        work = dist.irecv(x, self.ranks[source], group=self.handle, tag=tag)
+        return Pending([work], buffers=(x,), peers=self.ranks[source : source + 1])
 
     def _send(self, x: Tensor, to: int, purpose: str, tag: int) -> Pending:
         work = dist.isend(x, self.ranks[to], group=self.handle, tag=tag)
-        return Pending([work], buffers=(x,))
+        return Pending([work], buffers=(x,), peers=self.ranks[to : to + 1])
 
     def _all_reduce(self, x: Tensor, purpose: str, largest: bool) -> Pending:
         op = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
@@ -275,8 +327,9 @@ class Group:
         parts = [Part(self.index, mine, Pending())]
         for distance in range(1, self.size):
             source = (self.index - distance) % self.size
-            arriving = self._pass_on(chunks[source], mine, distance, tag)
-            parts.append(Part(source, chunks[source], self._timed(arriving, purpose)))
+            start = partial(self._pass_on, chunks[source], mine, distance, tag)
+            arriving = self._started(purpose, start)
+            parts.append(Part(source, chunks[source], arriving))
         return parts
 
     def _reduce_scatter_parts(
@@ -329,7 +382,9 @@ class DirectGroup(Group):
             return super()._all_reduce(x, purpose, largest)
         flat = x.view(-1)
         works, versions = self._exchange([flat] * self.size)
-        return Pending(works, lambda: _fold(flat, versions, largest=largest), (flat,))
+        return Pending(
+            works, lambda: _fold(flat, versions, largest=largest), (flat,), self._both_ways()
+        )
 
     def _all_gather(self, out: Tensor, x: Tensor, purpose: str) -> Pending:
         chunks = list(out.view(-1).chunk(self.size))
@@ -339,33 +394,37 @@ class DirectGroup(Group):
         for i in self._peers():
             works.append(dist.irecv(chunks[i], self.ranks[i], self.handle, tag))
             works.append(dist.isend(mine, self.ranks[i], self.handle, tag))
-        return Pending(works, buffers=(out,))
+        return Pending(works, None, (out,), self._both_ways())
 
     def _reduce_scatter(self, out: Tensor, x: Tensor, purpose: str) -> Pending:
         chunks = list(x.view(-1).chunk(self.size))
         works, versions = self._exchange(chunks)
-        return Pending(works, lambda: _fold(out.view(-1), versions), (x,))
+        return Pending(works, lambda: _fold(out.view(-1), versions), (x,), self._both_ways())
 
     def _all_to_all(self, out: Tensor, x: Tensor, purpose: str, rows: Rows | None) -> Pending:
         theirs = self._split(out, rows.come if rows else None)
         mine, tag = self._split(x, rows.go if rows else None), self._next_tag()
         theirs[self.index].copy_(mine[self.index])
         works: list[dist.Work | None] = []
+        peers: list[int] = []
         for i in self._peers():
             if theirs[i].numel():
                 works.append(dist.irecv(theirs[i], self.ranks[i], self.handle, tag))
+                peers.append(self.ranks[i])
             if mine[i].numel():
                 works.append(dist.isend(mine[i], self.ranks[i], self.handle, tag))
-        return Pending(works, buffers=(out, x))
+                peers.append(self.ranks[i])
+        return Pending(works, None, (out, x), peers)
 
     def _split(self, x: Tensor, sizes: Sequence[int] | None) -> Sequence[Tensor]:
         each = [len(x) // self.size] * self.size if sizes is None else list(sizes)
         return cast(tuple[Tensor, ...], x.split(each))
 
     def _shift(self, out: Tensor, x: Tensor, purpose: str) -> Pending:
-        arriving = self.receive(out, (self.index - 1) % self.size)
+        arriving = self._receive(out, (self.index - 1) % self.size, 0)
         leaving = self._send(x, (self.index + 1) % self.size, purpose, 0)
-        return Pending([*arriving.works, *leaving.works], buffers=(out, *leaving.buffers))
+        works, peers = [*arriving.works, *leaving.works], [*arriving.peers, *leaving.peers]
+        return Pending(works, None, (out, *leaving.buffers), peers)
 
     def _next_tag(self) -> int:
         self._collectives += 1
@@ -373,6 +432,10 @@ class DirectGroup(Group):
 
     def _peers(self) -> list[int]:
         return [i for i in range(self.size) if i != self.index]
+
+    def _both_ways(self) -> list[int]:
+        """The ranks at the other end of one receive and one send for each."""
+        return [self.ranks[i] for i in self._peers() for _ in range(2)]
 
     def _exchange(self, chunks: Sequence[Tensor]) -> tuple[list[dist.Work | None], list[Tensor]]:
         """Send chunk i to rank i; receive every rank's version of this rank's, in rank order."""

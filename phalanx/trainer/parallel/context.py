@@ -13,7 +13,7 @@ Three ways to have queries meet all keys, to the same result:
     ulysses  all tokens of some of the heads on each rank (Jacobs et al. 2023, arXiv:2309.14509)
 
 All keep for backward what a device alone would keep of its own tokens: keys and values of others
-are let go and come again. Its cost twin is phalanx/cost/messages/context.py.
+are freed and gathered again. Its cost twin is phalanx/cost/messages/context.py.
 
 Shapes: s sequence, n = s/c tokens of this rank, b micro-batch, a query heads, g key heads, d and w
 the widths of a key and of a value.
@@ -29,7 +29,7 @@ from torch import Tensor
 from phalanx.trainer.ops.autograd import apply
 from phalanx.trainer.ops.flash import (
     Attended,
-    Block,
+    AttentionBlock,
     attend_block,
     differentiate_block,
     document_mask,
@@ -40,13 +40,13 @@ from phalanx.trainer.parallel.comm import Group, Ledger, Pending
 
 
 class Travel(Protocol):
-    """How keys and values of all ranks come to this one, and their gradients go home."""
+    """How keys and values of all ranks come to this one, and their gradients return."""
 
     def blocks(self, mine: Tensor) -> Iterator[tuple[int, Tensor]]:
         """This rank's block first, then every other, each with the rank that it is of."""
         ...
 
-    def home(self, gradients: Iterator[tuple[int, Tensor]]) -> Tensor:
+    def return_gradients(self, gradients: Iterator[tuple[int, Tensor]]) -> Tensor:
         """Send what each block's gradient is here to its rank; the sum of this rank's own.
 
         Args:
@@ -157,7 +157,7 @@ class _Sequence:
             return whole, whole
         return (whole, first) if source < me else (last, whole)
 
-    def block(self, q: Tensor, kv: Tensor, source: int) -> Block:
+    def block(self, q: Tensor, kv: Tensor, source: int) -> AttentionBlock:
         """The queries [n, b, a, d] and keys and values [n, b, g, d + w] that meet in a block."""
         queries, keys = self.seen(source, len(q))
         own = source == self.context.group.index
@@ -168,7 +168,7 @@ class _Sequence:
             theirs = self.context.part_of(source, self.documents, 1)[:, keys]
             mask = document_mask(mine, theirs, causal=own)
         q, k, v = (_heads_first(x) for x in (q[queries], k, v))
-        return Block(q, k, v, mask, causal=own and mask is None)
+        return AttentionBlock(q, k, v, mask, causal=own and mask is None)
 
 
 class _BlockByBlock(torch.autograd.Function):
@@ -209,7 +209,9 @@ class _BlockByBlock(torch.autograd.Function):
                 yield source, part
                 del part
 
-        dk, dv = travel.home(gradients()).to(q.dtype).split((k.shape[-1], v.shape[-1]), -1)
+        dk, dv = (
+            travel.return_gradients(gradients()).to(q.dtype).split((k.shape[-1], v.shape[-1]), -1)
+        )
         return None, dq.to(q.dtype), dk, dv
 
 
@@ -238,10 +240,10 @@ class _Ring:
             block = arriving
         yield (self.group.index + 1) % size, block
 
-    def home(self, gradients: Iterator[tuple[int, Tensor]]) -> Tensor:
+    def return_gradients(self, gradients: Iterator[tuple[int, Tensor]]) -> Tensor:
         """A gradient follows its block, one rank behind, and grows on every rank.
 
-        What a rank adds to its own stays there; so c - 1 messages bring each gradient home.
+        What a rank adds to its own stays there; so c - 1 messages return each gradient.
         """
         _, mine = next(gradients)
         arriving, pending = torch.empty(0), Pending()
@@ -274,7 +276,7 @@ class _Gather:
             source = (me - step) % size
             yield source, whole.chunk(size)[source]
 
-    def home(self, gradients: Iterator[tuple[int, Tensor]]) -> Tensor:
+    def return_gradients(self, gradients: Iterator[tuple[int, Tensor]]) -> Tensor:
         """All ranks add up what each has for each."""
         source, mine = next(gradients)
         whole = mine.new_empty((self.group.size * len(mine), *mine.shape[1:]))
@@ -316,12 +318,12 @@ class _AcrossHeads(torch.autograd.Function):
         return None, *_to_tokens(group, trade, "query, key and value gradients")
 
 
-def _whole_block(sequence: _Sequence, mine: Any) -> Block:
+def _whole_block(sequence: _Sequence, mine: Any) -> AttentionBlock:
     mask = None
     if sequence.documents is not None:
         mask = document_mask(sequence.documents, sequence.documents, causal=True)
     q, k, v = (_heads_first(x) for x in mine)
-    return Block(q, k, v, mask=mask, causal=mask is None)
+    return AttentionBlock(q, k, v, mask=mask, causal=mask is None)
 
 
 def _to_heads(group: Group, xs: tuple[Tensor, ...], purpose: str) -> list[Tensor]:

@@ -46,7 +46,7 @@ class ShardedUnit:
         self.unit, self.mesh, self.copies, self.tied = unit, mesh, copies, tied
         self.policy = ZeroPolicy.of(mesh.layout)
         self.memory = memory or OnDevice(mesh.device)
-        if unit.shared_stop > unit.tp_reduce_stop and mesh.heads.size == 1:
+        if unit.shared_stop > unit.tp_reduce_stop and mesh.kv_replicas.size == 1:
             raise ValueError(f"{unit.name} has shared heads; build_mesh needs model.kv_heads")
         unit.allocate(mesh.device, self.policy, self.memory)
         unit.on_gradient(self._arrive)
@@ -165,7 +165,7 @@ class ShardedUnit:
             self.mesh.tensor.all_reduce(partial, "partial gradients").wait()
         shared = whole[self.unit.tp_reduce_stop : self.unit.shared_stop]
         if shared.numel():
-            self.mesh.heads.all_reduce(shared, "shared gradients").wait()
+            self.mesh.kv_replicas.all_reduce(shared, "shared gradients").wait()
         if not self.policy.partitions:
             self._reducing = self.copies.all.all_reduce(whole, "gradients"), whole
         else:
@@ -214,11 +214,11 @@ class ShardedUnit:
         self.wait()
         if not self._reduced_before:
             return
-        more = [(self.mesh.twins, "gradients both ways")]
+        more = [(self.mesh.pipeline_replicas, "gradients both ways")]
         if self.policy.partitions:
             more.insert(0, (self.copies.replica, "gradients of copies"))
         if self.tied:
-            more.append((self.mesh.ends, "tied embedding"))
+            more.append((self.mesh.embedding_group, "tied embedding"))
         more = [(group, purpose) for group, purpose in more if group.size > 1]
         if more:
             grad = self.memory.load(self.unit.grad, self.unit.grad.dtype)

@@ -19,23 +19,23 @@ from phalanx.trainer.ops.kernels import dot_each, weighed_sums
 from phalanx.trainer.parallel.comm import Group, Ledger, Rows
 
 
-class Plan(NamedTuple):
+class DispatchPlan(NamedTuple):
     """Which rows go where.
 
     Attributes:
         top_k: K.
         order: int64 [R], the rows in the order of experts; row `order[i]` is choice
             `order[i] % K` of token `order[i] // K`.
-        go, come: how many rows go to each rank along ep, and come from each.
-        arranged: int64 [R'], the rows that come, which lie in the order of ranks, in that of
+        send_splits, receive_splits: how many rows go to each rank along ep, and come from each.
+        arranged: int64 [R'], the rows that arrive, which lie in the order of ranks, in that of
             experts; None where both are the same.
         counts: rows of each expert of this rank; they sum to R'.
     """
 
     top_k: int
     order: Tensor
-    go: list[int]
-    come: list[int]
+    send_splits: list[int]
+    receive_splits: list[int]
     arranged: Tensor | None
     counts: list[int]
 
@@ -50,8 +50,8 @@ class ExpertParallel:
     def __init__(self, group: Group) -> None:
         self.group = group
 
-    def plan(self, chosen: Tensor, kept: Tensor | None, experts: int) -> Plan:
-        """Decide where rows go, and learn how many come: once for a layer and micro-batch.
+    def plan(self, chosen: Tensor, kept: Tensor | None, experts: int) -> DispatchPlan:
+        """Decide where rows go, and learn how many arrive: once for a layer and micro-batch.
 
         Args:
             chosen: int64 [..., K], experts.
@@ -67,34 +67,40 @@ class ExpertParallel:
         theirs = torch.empty_like(mine)
         self.group.all_to_all(theirs, mine, "rows per expert").wait()
         both = torch.stack([mine, theirs]).tolist()
-        go, come = ([sum(rank) for rank in side] for side in both)
+        send, receive = ([sum(rank) for rank in side] for side in both)
         here = [sum(expert) for expert in zip(*both[1], strict=True)]
-        return Plan(chosen.shape[-1], order[: sum(go)], go, come, _arranged(theirs), here)
+        return DispatchPlan(
+            chosen.shape[-1], order[: sum(send)], send, receive, _arranged(theirs), here
+        )
 
-    def dispatch(self, x: Tensor, plan: Plan) -> Tensor:
+    def dispatch(self, x: Tensor, plan: DispatchPlan) -> Tensor:
         """Tokens [..., h] to the rows of this rank's experts [R', h], in order of experts."""
         return cast(Tensor, apply(_Dispatch, self, x, plan))
 
-    def combine(self, y: Tensor, weights: Tensor, plan: Plan) -> Tensor:
+    def combine(self, y: Tensor, weights: Tensor, plan: DispatchPlan) -> Tensor:
         """Results [R', h] back to their tokens, each weighed by [..., K]: [..., h]."""
         return cast(Tensor, apply(_Combine, self, y, weights, plan))
 
-    def there(self, rows: Tensor, plan: Plan, purpose: str) -> Tensor:
+    def send_rows(self, rows: Tensor, plan: DispatchPlan, purpose: str) -> Tensor:
         """Send rows [R, h] to their experts: [R', h]."""
         if self.group.size == 1:
             return rows
-        out = rows.new_empty(sum(plan.come), rows.shape[-1])
-        self.group.all_to_all(out, rows, purpose, Rows(plan.come, plan.go, "go")).wait()
+        out = rows.new_empty(sum(plan.receive_splits), rows.shape[-1])
+        self.group.all_to_all(
+            out, rows, purpose, Rows(plan.receive_splits, plan.send_splits, "go")
+        ).wait()
         return out if plan.arranged is None else out.index_select(0, plan.arranged)
 
-    def back(self, rows: Tensor, plan: Plan, purpose: str) -> Tensor:
+    def return_rows(self, rows: Tensor, plan: DispatchPlan, purpose: str) -> Tensor:
         """Send rows [R', h] back to where their tokens are: [R, h]."""
         if self.group.size == 1:
             return rows
         if plan.arranged is not None:
             rows = torch.empty_like(rows).index_copy_(0, plan.arranged, rows)
-        out = rows.new_empty(sum(plan.go), rows.shape[-1])
-        self.group.all_to_all(out, rows, purpose, Rows(plan.go, plan.come, "come")).wait()
+        out = rows.new_empty(sum(plan.send_splits), rows.shape[-1])
+        self.group.all_to_all(
+            out, rows, purpose, Rows(plan.send_splits, plan.receive_splits, "come")
+        ).wait()
         return out
 
 
@@ -116,14 +122,14 @@ class _Dispatch(torch.autograd.Function):
     """A row is a copy of its token; backward adds up the gradients of a token's K copies."""
 
     @staticmethod
-    def forward(ctx: Any, ep: ExpertParallel, x: Tensor, plan: Plan) -> Tensor:
+    def forward(ctx: Any, ep: ExpertParallel, x: Tensor, plan: DispatchPlan) -> Tensor:
         ctx.ep, ctx.plan, ctx.shape = ep, plan, x.shape
         rows = x.flatten(0, -2).index_select(0, plan.order // plan.top_k)
-        return ep.there(rows, plan, "tokens")
+        return ep.send_rows(rows, plan, "tokens")
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, None]:
-        rows = ctx.ep.back(grads[0].contiguous(), ctx.plan, "token gradients")
+        rows = ctx.ep.return_rows(grads[0].contiguous(), ctx.plan, "token gradients")
         tokens = ctx.shape[:-1].numel()
         return None, _by_token(rows, tokens, ctx.plan).sum(1).view(ctx.shape), None
 
@@ -132,9 +138,11 @@ class _Combine(torch.autograd.Function):
     """y_t = sum over k of w_tk times the row of (t, k); a row that was dropped is zero."""
 
     @staticmethod
-    def forward(ctx: Any, ep: ExpertParallel, y: Tensor, weights: Tensor, plan: Plan) -> Tensor:
+    def forward(
+        ctx: Any, ep: ExpertParallel, y: Tensor, weights: Tensor, plan: DispatchPlan
+    ) -> Tensor:
         w = weights.to(y.dtype).flatten(0, -2)
-        results = _by_token(ep.back(y, plan, "expert results"), len(w), plan)
+        results = _by_token(ep.return_rows(y, plan, "expert results"), len(w), plan)
         ctx.ep, ctx.plan = ep, plan
         ctx.save_for_backward(results, weights)
         out = y.new_empty(*weights.shape[:-1], y.shape[-1])
@@ -148,10 +156,10 @@ class _Combine(torch.autograd.Function):
         d_weights = dot_each(results, g).view(weights.shape).to(weights.dtype)
         w = weights.to(g.dtype).flatten().index_select(0, order)
         rows = g.index_select(0, order // ctx.plan.top_k).mul_(w.unsqueeze(-1))
-        return None, ctx.ep.there(rows, ctx.plan, "result gradients"), d_weights, None
+        return None, ctx.ep.send_rows(rows, ctx.plan, "result gradients"), d_weights, None
 
 
-def _by_token(rows: Tensor, tokens: int, plan: Plan) -> Tensor:
+def _by_token(rows: Tensor, tokens: int, plan: DispatchPlan) -> Tensor:
     """Rows [R, h] in the order of their tokens: [T, K, h], zero where nothing was sent."""
     shape = (tokens * plan.top_k, rows.shape[-1])
     every = len(rows) == shape[0]

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import product
 
 import torch
 import torch.distributed as dist
 
+from phalanx.core.errors import StartError, shorten
 from phalanx.core.layout import Coordinates, Layout
 from phalanx.core.message import Axis
 from phalanx.schedules.layouts import placement
@@ -40,15 +42,16 @@ class Mesh:
         device: where its tensors live.
         world: all ranks.
         tensor, pipeline, context: the groups along tp, pp and cp.
-        heads: the tp ranks that hold the same keys and values, where tp is more than these.
+        kv_replicas: the tp ranks that hold the same keys and values, where tp is more than these.
         data: the ranks along dp and cp, which hold the same weights and see other tokens.
         shard: those of them that share one sharded copy.
         replica: those of them that hold the same shard of different copies (HSDP).
         expert: the ranks along ep, which hold all experts of their layers together; ep borrows
             neighbours from `shard`.
         expert_copies: the ranks that hold the same experts.
-        ends: the ranks of the first and the last stage, which share tied embeddings.
-        twins: the two ranks that hold the same stages, in two copies of the model (DualPipe).
+        embedding_group: the ranks of the first and the last stage, which share tied embeddings.
+        pipeline_replicas: the two ranks that hold the same stages, in two copies of the model
+            (DualPipe).
         ledger: what this rank sent.
     """
 
@@ -57,7 +60,7 @@ class Mesh:
     device: torch.device
     world: Group
     tensor: Group
-    heads: Group
+    kv_replicas: Group
     pipeline: Group
     context: Group
     data: Group
@@ -65,8 +68,8 @@ class Mesh:
     replica: Group
     expert: Group
     expert_copies: Copies
-    ends: Group
-    twins: Group
+    embedding_group: Group
+    pipeline_replicas: Group
     ledger: Ledger
 
     @property
@@ -116,14 +119,14 @@ def build_mesh(
     team, member = divmod(data.index(rank), ep)
     where = placement(layout)
     ends = {where.ranks[0], where.ranks[where.depth - 1]} if not where.ends_together else {0}
-    twins = {at.pp, layout.pp - 1 - at.pp} if where.copies > 1 else {at.pp}
+    replicas = {at.pp, layout.pp - 1 - at.pp} if where.copies > 1 else {at.pp}
     return Mesh(
         layout=layout,
         at=at,
         device=device,
         world=along("world", range(layout.ranks)),
         tensor=along("tensor", tensor),
-        heads=along("tensor", tensor[_same_heads(layout, at, kv_heads)]),
+        kv_replicas=along("tensor", tensor[_same_kv_heads(layout, at, kv_heads)]),
         pipeline=along("pipeline", pipeline),
         context=along("context", [layout.rank_at(at._replace(cp=i)) for i in range(layout.cp)]),
         data=shared.all,
@@ -131,21 +134,42 @@ def build_mesh(
         replica=shared.replica,
         expert=along("expert", data[team * ep : (team + 1) * ep]),
         expert_copies=shared if ep == 1 else copies(data[member::ep], layout.sharers // ep),
-        ends=along("pipeline", [pipeline[i] for i in sorted(ends)]),
-        twins=along("pipeline", [pipeline[i] for i in sorted(twins)]),
+        embedding_group=along("pipeline", [pipeline[i] for i in sorted(ends)]),
+        pipeline_replicas=along("pipeline", [pipeline[i] for i in sorted(replicas)]),
         ledger=ledger,
     )
 
 
-def _same_heads(layout: Layout, at: Coordinates, kv_heads: int) -> slice:
+def _same_kv_heads(layout: Layout, at: Coordinates, kv_heads: int) -> slice:
     """Which tp ranks hold the same of so many key and value heads as this one."""
     alike = max(layout.tp // kv_heads, 1) if kv_heads else 1
     first = at.tp // alike * alike
     return slice(first, first + alike)
 
 
+def group_timeout(group: dist.ProcessGroup | None = None) -> timedelta | None:
+    """How long ranks wait for a message of a group, by default of the one of all ranks.
+
+    torch gives every new group 30 minutes, whatever its world has. None where ranks are made up
+    and send nothing.
+    """
+    joined = group or dist.group.WORLD
+    if joined is None:
+        raise ValueError("no process group is initialised")
+    options = joined._get_backend(torch.device("cpu")).options
+    return None if options is None else options._timeout
+
+
 def _new_group(ranks: Sequence[int]) -> dist.ProcessGroup:
-    group = dist.new_group(list(ranks), use_local_synchronization=True)
+    """Connect some ranks, who wait for each other as long as all ranks do.
+
+    Raises:
+        StartError: they cannot connect.
+    """
+    try:
+        group = dist.new_group(list(ranks), timeout=group_timeout(), use_local_synchronization=True)
+    except RuntimeError as error:
+        raise StartError(f"ranks {shorten(ranks)} cannot connect: {error}") from error
     if not isinstance(group, dist.ProcessGroup):
         raise TypeError(f"torch gave {group!r} for the ranks {list(ranks)}")
     return group

@@ -18,7 +18,7 @@ from phalanx.trainer.parallel.traced import all_gather, all_reduce, enlist, redu
 from phalanx.trainer.precision.product import Operand
 
 
-class Part(NamedTuple):
+class SequencePart(NamedTuple):
     """Some of the sequence; wait before touching it.
 
     Attributes:
@@ -84,7 +84,7 @@ class CutSequence:
         scale, scales_arriving = self._gather_bits(x.scale, f"{purpose} scales")
         return Operand(data, scale), [arriving, scales_arriving]
 
-    def gather_parts(self, x: Operand, purpose: str) -> tuple[Operand, Sequence[Part]]:
+    def gather_parts(self, x: Operand, purpose: str) -> tuple[Operand, Sequence[SequencePart]]:
         """Start to put the parts of a tensor together, each to be used as soon as it is here.
 
         Returns:
@@ -93,14 +93,16 @@ class CutSequence:
         """
         if not self.in_parts:
             whole, pending = self.gather_operand(x, purpose)
-            return whole, [Part(0, whole, pending)]
+            return whole, [SequencePart(0, whole, pending)]
         data, arriving = self._gather_parts(x.data, purpose)
         if x.scale is None or x.scale.dim() == 0:
-            parts = [Part(y.source, Operand(y.data, x.scale), [y.pending]) for y in arriving]
+            parts = [
+                SequencePart(y.source, Operand(y.data, x.scale), [y.pending]) for y in arriving
+            ]
             return Operand(data, x.scale), parts
         scale, scales = self._gather_parts(x.scale, f"{purpose} scales")
         parts = [
-            Part(y.source, Operand(y.data, z.data), [y.pending, z.pending])
+            SequencePart(y.source, Operand(y.data, z.data), [y.pending, z.pending])
             for y, z in zip(arriving, scales, strict=True)
         ]
         return Operand(data, scale), parts
@@ -148,7 +150,7 @@ def part_of(x: Operand, index: int, parts: int) -> Operand:
 
 def fill(
     outputs: Sequence[Tensor],
-    parts: Sequence[Part],
+    parts: Sequence[SequencePart],
     compute: Callable[[Operand], Sequence[Tensor]],
 ) -> None:
     """Fill outputs, cut like the parts along their first dim, with what each part gives."""

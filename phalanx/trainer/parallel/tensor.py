@@ -15,7 +15,7 @@ Shapes: s sequence, b micro-batch, h hidden; s/t where a rank holds only its par
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from phalanx.trainer.engine.weight_gradients import WeightGradients
 from phalanx.trainer.ops.autograd import apply
 from phalanx.trainer.parallel.comm import Group, Pending
 from phalanx.trainer.parallel.sequence import CutSequence, fill, part_of
-from phalanx.trainer.precision.product import Gradient, Operand, Plain, Product, Products, plain
+from phalanx.trainer.precision.product import Gradient, Multiplier, Operand, Plain, Products, plain
 
 
 class Linear(Protocol):
@@ -32,7 +32,7 @@ class Linear(Protocol):
 
     weight: nn.Parameter
     bias: nn.Parameter | None
-    product: Product
+    product: Multiplier
 
 
 class TensorParallel(CutSequence):
@@ -128,7 +128,7 @@ class _Columns(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, tp: TensorParallel, products: list[Product], x: Tensor, *weights: Tensor
+        ctx: Any, tp: TensorParallel, products: list[Multiplier], x: Tensor, *weights: Tensor
     ) -> tuple[Tensor, ...]:
         mine = products[0].input(x)
         whole, parts = tp.gather_parts(mine, "tp input")
@@ -148,7 +148,7 @@ class _Columns(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        tp, products = cast(TensorParallel, ctx.tp), cast(list[Product], ctx.products)
+        tp, products = cast(TensorParallel, ctx.tp), cast(list[Multiplier], ctx.products)
         data, scale, *weights = ctx.saved_tensors
         rows = [p.gradient(g.flatten(0, -2)) for p, g in zip(products, grads, strict=True)]
         work = _ColumnsWork(tp, ctx.parameters, products, Operand(data, scale), rows)
@@ -156,11 +156,19 @@ class _Columns(torch.autograd.Function):
         matrices = [
             p.weight(w, scale) for p, w, scale in zip(products, weights, ctx.scales, strict=True)
         ]
-        factors = (products, [g.for_input for g in rows], matrices)
+        factors = _Factors(products, [g.for_input for g in rows], matrices)
         dx, reduced = _input_gradient(tp, factors, grads[0], weights[0].shape[1])
         dws = tp.gradients.finish(work)
         reduced.wait()
         return None, None, dx, *dws
+
+
+class _Factors(NamedTuple):
+    """Of a sum of products: how each is computed, its rows and its matrix."""
+
+    products: Sequence[Multiplier]
+    rows: Sequence[Operand]
+    matrices: Sequence[Operand]
 
 
 class _ColumnsWork:
@@ -170,7 +178,7 @@ class _ColumnsWork:
         self,
         tp: TensorParallel,
         weights: tuple[Tensor, ...],
-        products: Sequence[Product],
+        products: Sequence[Multiplier],
         x: Operand,
         rows: Sequence[Gradient],
     ) -> None:
@@ -193,7 +201,7 @@ class _ColumnsWork:
 
 def _input_gradient(
     tp: TensorParallel,
-    factors: tuple[Sequence[Product], Sequence[Operand], Sequence[Operand]],
+    factors: _Factors,
     grad: Tensor,
     width: int,
 ) -> tuple[Tensor, Pending]:
@@ -207,22 +215,21 @@ def _input_gradient(
         grad: of an output, [s, b, n]; says in which dtype and shape.
         width: h, of the input.
     """
-    t, (products, rows, matrices) = tp.group.size, factors
+    t = tp.group.size
     if not (tp.in_parts and tp.gradients.defers):
-        whole = _sum_of_products(products, rows, matrices)
+        whole = _sum_of_products(factors)
         return tp.reduce_sequence(whole.view(*grad.shape[:-1], width), "tp input gradient")
     dx = grad.new_empty((len(grad) // t, *grad.shape[1:-1], width))
 
     def share(part: int) -> Tensor:
-        return _sum_of_products(products, [part_of(g, part, t) for g in rows], matrices).view_as(dx)
+        rows = [part_of(g, part, t) for g in factors.rows]
+        return _sum_of_products(factors._replace(rows=rows)).view_as(dx)
 
     return dx, tp.group.reduce_scatter_parts(dx, share, "tp input gradient")
 
 
-def _sum_of_products(
-    products: Sequence[Product], rows: Sequence[Operand], matrices: Sequence[Operand]
-) -> Tensor:
-    first, *others = zip(products, rows, matrices, strict=True)
+def _sum_of_products(factors: _Factors) -> Tensor:
+    first, *others = zip(*factors, strict=True)
     total = first[0].input_gradient(*first[1:])
     for product, g, w in others:
         total += product.input_gradient(g, w)
@@ -234,7 +241,7 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, gradients: WeightGradients, product: Product, x: Tensor, weight: Tensor
+        ctx: Any, gradients: WeightGradients, product: Multiplier, x: Tensor, weight: Tensor
     ) -> Tensor:
         mine, matrix = product.input(x), product.weight(weight)
         ctx.gradients, ctx.product = gradients, product
@@ -244,7 +251,7 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        product = cast(Product, ctx.product)
+        product = cast(Multiplier, ctx.product)
         data, scale, weight = ctx.saved_tensors
         g = product.gradient(grads[0].flatten(0, -2))
         dx = product.input_gradient(g.for_input, product.weight(weight, ctx.scale))
@@ -255,7 +262,7 @@ class _Rows(torch.autograd.Function):
 class _ProductInParts:
     """What `_RowsInParts` has prepared and `_SummedParts` multiplies."""
 
-    def __init__(self, tp: TensorParallel, product: Product) -> None:
+    def __init__(self, tp: TensorParallel, product: Multiplier) -> None:
         self.tp, self.product = tp, product
         self.x: Operand | None = None
         self.matrix: Operand | None = None
@@ -289,7 +296,7 @@ class _RowsInParts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        tp, product = cast(TensorParallel, ctx.tp), cast(Product, ctx.product)
+        tp, product = cast(TensorParallel, ctx.tp), cast(Multiplier, ctx.product)
         data, scale, weight = ctx.saved_tensors
         whole, parts = tp.gather_parts(Operand(grads[0]), "tp output gradient")
         matrix = product.weight(weight, ctx.scale)
@@ -297,7 +304,7 @@ class _RowsInParts(torch.autograd.Function):
             dx = grads[0].new_empty(data.shape)
             fill([dx], parts, lambda g: [product.input_gradient(_flat(g), matrix)])
             g = product.gradient(whole.data.flatten(0, -2))
-        else:  # a gradient is seen as a whole before it is cut into few bits
+        else:  # a gradient is seen as a whole before it is rounded to low precision
             for part in parts:
                 part.here()
             g = product.gradient(whole.data.flatten(0, -2))
@@ -328,7 +335,7 @@ class _SummedParts(torch.autograd.Function):
 class _RowsWork:
     """The gradient of a matrix cut by rows: g^T x."""
 
-    def __init__(self, weight: Tensor, product: Product, x: Operand, g: Operand) -> None:
+    def __init__(self, weight: Tensor, product: Multiplier, x: Operand, g: Operand) -> None:
         self.weights, self.product, self.x, self.g = (weight,), product, x, g
 
     def start(self) -> None:

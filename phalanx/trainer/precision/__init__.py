@@ -1,1 +1,1 @@
-"""In which number formats a step computes, and what keeps its update right in few bits."""
+"""In which number formats a step computes, and what keeps its update right in low precision."""

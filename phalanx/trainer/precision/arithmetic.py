@@ -18,7 +18,7 @@ from phalanx.trainer.precision.history import AmaxHistory
 from phalanx.trainer.precision.multiply import emulated, has_native_products, native
 from phalanx.trainer.precision.nvfp4 import Nvfp4
 from phalanx.trainer.precision.per_tensor import Current, PerTensor
-from phalanx.trainer.precision.product import Cut, Product, Products, plain
+from phalanx.trainer.precision.product import MatrixCut, Multiplier, Products, plain
 
 RECIPES = {
     "fp8": "FP8, delayed scaling",
@@ -38,31 +38,31 @@ class Arithmetic:
     Attributes:
         products: for each of them.
         history: what delayed scaling remembers; empty in every other recipe.
-        told: the choice, in a line for the user; empty where nothing was chosen.
+        description: the choice, in a line for the user; empty where nothing was chosen.
     """
 
     products: Products
     history: AmaxHistory
-    told: str
+    description: str
 
 
 def choose(precision: Dtypes, mesh: Mesh) -> Arithmetic:
     """What the run's precision asks for, by the kernels that this device has."""
-    history = AmaxHistory([mesh.tensor, mesh.data, mesh.twins], mesh.device)
+    history = AmaxHistory([mesh.tensor, mesh.data, mesh.pipeline_replicas], mesh.device)
     if not precision.recipe:
         return Arithmetic(plain, history, "")
     per_tensor = precision.recipe in ("fp8", "fp8-current")
     fast = per_tensor and has_native_products(mesh.device) and precision.rest != "fp64"
     multiply = native(precision.compute) if fast else emulated(precision.compute)
     parts = _Parts(mesh)
-    makers: dict[str, Callable[[str, Cut], Product]] = {
+    makers: dict[str, Callable[[str, MatrixCut], Multiplier]] = {
         "fp8": lambda name, _: PerTensor(*history.of(name), multiply),
         "fp8-current": lambda _, cut: PerTensor(*_currents(parts.of(cut)), multiply),
         "fp8-block": lambda *_: Blocks(128, True, torch.float32, precision.compute),
         "mxfp8": lambda *_: Blocks(32, False, torch.float8_e8m0fnu, precision.compute),
         "nvfp4": lambda _, cut: Nvfp4(*parts.of(cut), precision.compute),
     }
-    return Arithmetic(makers[precision.recipe], history, _tell(precision, native=fast))
+    return Arithmetic(makers[precision.recipe], history, _describe(precision, native=fast))
 
 
 def _currents(groups: _Groups) -> tuple[Current, Current, Current]:
@@ -70,7 +70,7 @@ def _currents(groups: _Groups) -> tuple[Current, Current, Current]:
     return Current(of_input), Current(of_weight), Current(of_gradient)
 
 
-def _tell(precision: Dtypes, *, native: bool) -> str:
+def _describe(precision: Dtypes, *, native: bool) -> str:
     how = "by torch._scaled_mm" if native else "emulated exactly"
     return f"{RECIPES[precision.recipe]}, {how}; {precision.rest} elsewhere"
 
@@ -81,7 +81,7 @@ class _Parts:
 
     mesh: Mesh
 
-    def of(self, cut: Cut) -> _Groups:
+    def of(self, cut: MatrixCut) -> _Groups:
         """For the input, the matrix and the output's gradient."""
         along_tp, along_cp = _several(self.mesh.tensor), _several(self.mesh.context)
         tokens = (*along_cp, *(along_tp if self.mesh.layout.sequence_parallel else ()))

@@ -28,7 +28,7 @@ class Blocks:
         stretch: values that share a scale.
         square: matrices have one scale for stretch x stretch values, the same in both products.
         stored: dtype in which scales travel and are kept.
-        rest: dtype of everything that is not in few bits, and of results.
+        rest: dtype of everything that is not in low precision, and of results.
     """
 
     stretch: int
@@ -83,7 +83,7 @@ class Blocks:
         """The numbers that rows stand for."""
         data, scale = operand
         if scale is None:
-            raise ValueError("rows in few bits have scales")
+            raise ValueError("rows in low precision have scales")
         return data.to(self._wide) * spread_rows(scale, data.shape[-1], self.stretch)
 
     def _matrix(self, operand: Operand) -> Tensor:

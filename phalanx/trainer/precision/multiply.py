@@ -29,7 +29,7 @@ def emulated(rest: torch.dtype) -> Multiply:
     """Multiply tensors with one scale each, as the definition says.
 
     Args:
-        rest: dtype of everything that is not in few bits, and of the result.
+        rest: dtype of everything that is not in low precision, and of the result.
     """
     wide = wide_of(rest)
 

@@ -45,7 +45,7 @@ class Stretch(NamedTuple):
         return self.unit.grad[self.start : self.stop]
 
 
-Rounding = Callable[[Stretch, Tensor, int], Tensor]  # of new weights, after so many updates
+WeightRounding = Callable[[Stretch, Tensor, int], Tensor]  # of new weights, after so many updates
 
 
 class NarrowAdamW:
@@ -96,7 +96,7 @@ def nearest(stretch: Stretch, w: Tensor, update: int) -> Tensor:
     return w
 
 
-def stochastic(seed: int) -> Rounding:
+def stochastic(seed: int) -> WeightRounding:
     """Rounded to bf16, up with the probability of what is left above the lower neighbour."""
 
     def rounded(stretch: Stretch, w: Tensor, update: int) -> Tensor:

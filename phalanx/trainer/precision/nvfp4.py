@@ -30,7 +30,7 @@ class Nvfp4:
 
     Attributes:
         of_input, of_weight, of_gradient: the groups over which their parts are spread.
-        rest: dtype of everything that is not in few bits, and of results.
+        rest: dtype of everything that is not in low precision, and of results.
     """
 
     of_input: Sequence[Group]

@@ -1,8 +1,8 @@
 """The seam behind which a matrix product chooses its number format and its kernel.
 
 A projection y = x w^T is three products: itself, dx = g w and dw = g^T x for g, the gradient of
-y. Each of them reads two operands. A `Product` says how a tensor becomes an operand, and how two
-operands multiply; what is cut, gathered and kept between them is `trainer/parallel/tensor.py`'s.
+y. Each of them reads two operands. A `Multiplier` says how a tensor becomes an operand, and how two
+operands multiply; what is cut, gathered and saved between them is `trainer/parallel/tensor.py`'s.
 """
 
 from collections.abc import Callable
@@ -13,14 +13,14 @@ from torch import Tensor
 from phalanx.trainer.ops.kernels import times
 
 # Which dim of a matrix [n_out, n_in] tensor-parallel ranks divide, if they do not hold all of it.
-Cut = Literal["out", "in", "whole"]
+MatrixCut = Literal["out", "in", "whole"]
 
 
 class Operand(NamedTuple):
     """What a product reads of one tensor.
 
     Attributes:
-        data: [..., n], perhaps in few bits.
+        data: [..., n], perhaps in low precision.
         scale: what `data` is multiplied with to mean the tensor: one number for all of it (no
             dims), or one for each stretch of each row (as many dims as `data`, cut and gathered
             with it); None where `data` is the tensor.
@@ -37,11 +37,11 @@ class Gradient(NamedTuple):
     for_weight: Operand
 
 
-class Product(Protocol):
+class Multiplier(Protocol):
     """How one projection multiplies. Within a step it says the same thing twice alike."""
 
     def input(self, x: Tensor) -> Operand:
-        """What is gathered, multiplied and kept for backward of this rank's part of the input."""
+        """What is gathered, multiplied and saved for backward of this rank's part of the input."""
 
     def weight(self, w: Tensor, scale: Tensor | None = None) -> Operand:
         """What is multiplied of the matrix [n_out, n_in].
@@ -93,9 +93,11 @@ class Plain:
 
 
 PLAIN = Plain()
-Products = Callable[[str, Cut], Product]  # how the projection of this name, cut so, multiplies
+Products = Callable[
+    [str, MatrixCut], Multiplier
+]  # how the projection of this name, cut so, multiplies
 
 
-def plain(name: str, cut: Cut) -> Product:
+def plain(name: str, cut: MatrixCut) -> Multiplier:
     """Every projection multiplies in the dtype of computation."""
     return PLAIN

@@ -44,7 +44,7 @@ def num_threads(local_ranks: int, environ: Mapping[str, str] = os.environ) -> in
 
 def _quotas(cgroups: Path) -> Iterator[float]:
     """Cores that a container may use in the long run, by both versions of control groups."""
-    for folder in (cgroups, *_own_groups(cgroups)):
+    for folder in (cgroups, *own_groups(cgroups)):
         with suppress(OSError, ValueError):
             quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
             yield int(quota) / int(period)  # "max" is no number
@@ -56,7 +56,7 @@ def _quotas(cgroups: Path) -> Iterator[float]:
             yield int(quota) / int(period)
 
 
-def _own_groups(cgroups: Path) -> Iterator[Path]:
+def own_groups(cgroups: Path) -> Iterator[Path]:
     """The group of this process and those around it: each of them limits it."""
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():

@@ -14,7 +14,7 @@ from phalanx.trainer.model.cache import KeyValueCache
 from phalanx.trainer.model.ends import Head
 from phalanx.trainer.model.loss import IGNORED
 from phalanx.trainer.model.parameters import key_of, uniform_at
-from phalanx.trainer.model.stage import Part
+from phalanx.trainer.model.stage import StagePart
 from phalanx.trainer.parallel.tensor import TensorParallel
 from phalanx.trainer.run.worker import StopSignal
 
@@ -126,7 +126,7 @@ def _whole_sequences(engine: Engine) -> Iterator[None]:
             tp.sequence = sequence
 
 
-def _of_tp(part: Part) -> Iterator[Any]:
+def _of_tp(part: StagePart) -> Iterator[Any]:
     return (m for m in part.modules() if isinstance(getattr(m, "tp", None), TensorParallel))
 
 

@@ -9,14 +9,18 @@ import importlib.util
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
+from types import ModuleType
 from typing import Any
 
-from phalanx.core.errors import PhalanxError
+from phalanx.core.errors import PhalanxError, StartError
 from phalanx.trainer.run.sockets import keep_socket_paths_short
 
 PRELOAD = ("phalanx.trainer.run.worker", "torch.distributed.fsdp", "torch.distributed.tensor")
+ATTEMPTS = 3  # to connect; a busy machine may cut a connection
 INSTALL = "pip install 'phalanx[train]'"
 
 
@@ -80,11 +84,28 @@ def _forkserver_pid() -> int | None:
     return pid
 
 
+@contextmanager
+def leaving_main_alone() -> Iterator[None]:
+    """Start processes that do not run the caller's script again.
+
+    multiprocessing imports the main module in every process that it starts, in case the function
+    to be called lives there. Ours live in modules of their own; a script that trains without
+    `if __name__ == "__main__"` would otherwise start ranks in every rank.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
 def launch(
     entry: Callable[..., int],
     args: tuple[Any, ...],
     ranks: int,
     on_stop: Callable[[], None] | None = None,
+    on_event: Callable[[str], None] = lambda _: None,
 ) -> int:
     """Run `entry(worker, *args)` on `ranks` local processes, and wait for them.
 
@@ -96,6 +117,7 @@ def launch(
         args: must pickle.
         ranks: processes to start; each on its own GPU if there are enough, else all on the CPU.
         on_stop: called when such a request has been passed on.
+        on_event: is told in a line when ranks that could not connect are started once more.
 
     Returns:
         The largest exit code of all ranks; 75 if they had to be ended at once.
@@ -107,6 +129,27 @@ def launch(
     require_torch()
     keep_socket_paths_short()
     multiprocessing.set_forkserver_preload(list(PRELOAD))  # no matter if it runs already
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return _supervised(entry, args, ranks, on_stop)
+        except StartError as error:
+            on_event(f"starting {ranks} ranks once more: {str(error).splitlines()[0]}")
+    return _supervised(entry, args, ranks, on_stop)
+
+
+def _supervised(
+    entry: Callable[..., int],
+    args: tuple[Any, ...],
+    ranks: int,
+    on_stop: Callable[[], None] | None,
+) -> int:
     from phalanx.trainer.run.supervise import supervise
 
-    return supervise(entry, args, ranks, on_stop)
+    try:
+        with leaving_main_alone():
+            return supervise(entry, args, ranks, on_stop)
+    except (EOFError, ConnectionError) as error:  # the clean process is gone
+        raise PhalanxError(
+            "the process that ranks are forked from has ended, as it does when memory runs out; "
+            "see what ulimit -v and free say"
+        ) from error

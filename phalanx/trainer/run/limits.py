@@ -5,7 +5,6 @@ from pathlib import Path
 from phalanx.core.errors import RefusedError
 from phalanx.core.run import Run
 from phalanx.cost.refusals import refuse
-from phalanx.trainer.model.huggingface import attention_window
 
 
 def refuse_untrainable(run: Run) -> None:
@@ -15,7 +14,14 @@ def refuse_untrainable(run: Run) -> None:
         RefusedError: the numbers that clash, and the nearest that works.
     """
     refuse(run)
-    window = attention_window(Path(run.weights)) if run.weights else None
+    if run.weights:
+        _refuse_window(run)
+
+
+def _refuse_window(run: Run) -> None:
+    from phalanx.trainer.model.huggingface import attention_window  # brings torch
+
+    window = attention_window(Path(run.weights))
     if window is not None and run.recipe.seq > window:
         raise RefusedError(
             f"the model in {run.weights} sees a window of {window} tokens, which is not trained "

@@ -18,7 +18,7 @@ from phalanx.core.message import Axis
 from phalanx.core.precision import Precision
 from phalanx.core.run import Run
 from phalanx.cost.flops import describe_convention, flops_per_token, utilization
-from phalanx.trainer.engine.balance import Load
+from phalanx.trainer.engine.balance import ExpertLoad
 from phalanx.trainer.engine.engine import Engine
 from phalanx.trainer.engine.step import StepResult
 from phalanx.trainer.parallel.comm import Ledger
@@ -79,11 +79,11 @@ class Agreed(NamedTuple):
     stop: bool
     data_wait: float
     memory: int
-    load: Load
+    load: ExpertLoad
     exposed: dict[str, float]
 
 
-def agree(mesh: Mesh, load: Load, *, stop: bool, data_wait: float) -> Agreed:
+def agree(mesh: Mesh, load: ExpertLoad, *, stop: bool, data_wait: float) -> Agreed:
     """Let every rank know the largest value of any rank."""
     waited = mesh.ledger.lap()
     waits = [waited.get(axis, 0.0) for axis in AXES]
@@ -97,7 +97,7 @@ def agree(mesh: Mesh, load: Load, *, stop: bool, data_wait: float) -> Agreed:
     exposed: dict[str, float] = {
         axis: seconds for axis, seconds in zip(AXES, rest, strict=False) if seconds > 0
     }
-    return Agreed(stopped > 0, wait, int(memory), Load(*rest[len(AXES) :]), exposed)
+    return Agreed(stopped > 0, wait, int(memory), ExpertLoad(*rest[len(AXES) :]), exposed)
 
 
 @dataclass

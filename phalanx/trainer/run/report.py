@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from phalanx.core.html import html_table
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
+from phalanx.core.units import show_bytes, show_seconds, show_share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +126,7 @@ class StepMetrics:
     seconds_left: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """One line of `metrics.jsonl`; docs/run_directory.md says what each field is."""
+        """One line of `metrics.jsonl`; docs/json.md says what each field is."""
         return {
             "step": self.step,
             "time": self.time,
@@ -152,6 +154,12 @@ class StepMetrics:
 @dataclass(frozen=True, kw_only=True)
 class Summary:
     """What a run comes to, when it ends or is interrupted.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from phalanx.trainer.run.rundir import RunDirectory
+        >>> RunDirectory(Path("runs/demo")).summary_file.name  # where a run keeps its own
+        'summary.json'
 
     Attributes:
         name, directory: of the run; empty when nothing was written.
@@ -219,7 +227,7 @@ class Summary:
             return None
         return loss / math.log(2) / self.bytes_per_token
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The document of `summary.json` and of `--json`."""
         values = {key: getattr(self, key) for key in self.__dataclass_fields__ if key != "losses"}
         return {
@@ -235,6 +243,35 @@ class Summary:
             "validations": [found.to_json() for found in self.validations],
             "time_split": dict(self.time_split),
         }
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> "Summary":
+        """Read what `to_dict` gives back; the losses of the single steps are not in it."""
+        kept = {key: value for key, value in document.items() if key in cls.__dataclass_fields__}
+        for key in ("first_loss", "last_loss"):
+            kept[key] = math.nan if kept[key] is None else kept[key]
+        kept["bytes_per_token"] = kept["bytes_per_token"] or 0.0
+        kept["validations"] = tuple(
+            Validation(**{**found, "loss": math.nan if found["loss"] is None else found["loss"]})
+            for found in kept["validations"]
+        )
+        kept["checkpoints"] = tuple(kept["checkpoints"])
+        kept["next_steps"] = tuple((command, why) for command, why in kept["next_steps"])
+        return cls(**kept)
+
+    def _repr_html_(self) -> str:
+        """The summary as a table, for a notebook."""
+        mfu = "unknown" if self.mfu is None else show_share(self.mfu)
+        rows = [
+            ("layout", self.layout),
+            ("steps", f"{self.last_step:,} of {self.steps:,}"),
+            ("loss", f"{self.first_loss:.4g} to {self.last_loss:.4g} nats per token"),
+            ("time", show_seconds(self.seconds)),
+            ("speed", f"{self.tokens_per_second:,.0f} tokens/s, MFU {mfu}"),
+            ("memory", f"{show_bytes(self.peak_bytes, binary=True)} at most on a rank"),
+            ("folder", self.directory),
+        ]
+        return html_table(f"trained {self.name}", rows)
 
 
 class Reporter(Protocol):

@@ -153,7 +153,7 @@ class RunDirectory:
 
     def write_summary(self, summary: Summary) -> None:
         """Write what the session came to."""
-        text = json.dumps(summary.to_json(), indent=2, allow_nan=False)
+        text = json.dumps(summary.to_dict(), indent=2, allow_nan=False)
         write_text(self.summary_file, text + "\n")
 
     @contextmanager

@@ -13,7 +13,7 @@ from phalanx.data.corpus import Corpus
 from phalanx.schedules.layouts import layers_of_stages
 from phalanx.trainer.checkpoint import Saver
 from phalanx.trainer.engine.engine import Engine, build_engine
-from phalanx.trainer.model.start import notes_on_weights
+from phalanx.trainer.model.init import notes_on_weights
 from phalanx.trainer.parallel.mesh import Mesh, build_mesh
 from phalanx.trainer.precision.dtypes import Dtypes
 from phalanx.trainer.run.limits import refuse_untrainable
@@ -139,7 +139,7 @@ def describe_session(session: Session, first: int) -> RunInfo:
         model=run.model,
         weights=run.weights,
         layout=run.layout,
-        precision=session.engine.arithmetic.told or str(run.layout.precision),
+        precision=session.engine.arithmetic.description or str(run.layout.precision),
         stages=layers_of_stages(run.layout, run.model.layers),
         micro_batches=run.micro_batches,
         parameters=run.model.params(),

@@ -45,7 +45,7 @@ def own_pieces(engine: Engine) -> list[Piece]:
         for slot, start, stop in unit.own_pieces():
             pieces += _pieces(unit, slot, (start, stop), fields)
     mesh = engine.mesh
-    first = mesh.data.index == mesh.tensor.index == mesh.twins.index == 0
+    first = mesh.data.index == mesh.tensor.index == mesh.pipeline_replicas.index == 0
     return [*pieces, *_biases(engine), *_amaxes(engine)] if first else pieces
 
 

@@ -23,13 +23,17 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
 
-from phalanx.core.errors import PhalanxError
+from phalanx.core.errors import PhalanxError, RankLeftError, StartError
+from phalanx.trainer.parallel.mesh import group_timeout
 from phalanx.trainer.run.cores import num_threads
+from phalanx.trainer.run.room import ran_out
 
 FIRST_FAILURE = "first-failure.json"
 PEER_GRACE_SECONDS = 3.0  # for ranks whose neighbour has failed to notice it by themselves
 ECHO_SECONDS = 1.0
+TIMEOUT = timedelta(minutes=10)  # after which a message that never came is an error
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 Entry = Callable[..., int]
@@ -107,13 +111,19 @@ def work_here(entry: Entry, args: tuple[Any, ...], *, interrupts: bool = True) -
     stop.listen(interrupts=interrupts)
     worker = _join(stop)
     code = entry(worker, *args)
+    _wait_for_all(worker)
     dist.destroy_process_group()
     return code
 
 
-def init_process_group(
-    local_ranks: int, timeout: timedelta = timedelta(minutes=10)
-) -> torch.device:
+def _wait_for_all(worker: Worker) -> None:
+    """Return once every rank is done: one that leaves earlier cuts off whoever still sends."""
+    store = _get_default_store()
+    store.set(f"done {worker.rank}", "")
+    store.wait([f"done {rank}" for rank in range(worker.ranks)], group_timeout() or TIMEOUT)
+
+
+def init_process_group(local_ranks: int, timeout: timedelta = TIMEOUT) -> torch.device:
     """Join the other ranks: NCCL if this machine has a GPU for each of its ranks, else gloo.
 
     Args:
@@ -122,17 +132,28 @@ def init_process_group(
 
     Returns:
         The device of this rank.
+
+    Raises:
+        StartError: they cannot connect.
     """
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if int(os.environ.get("WORLD_SIZE", "1")) == local_ranks:
         _stay_on_loopback()
     if torch.cuda.device_count() < local_ranks:
-        dist.init_process_group("gloo", timeout=timeout)
+        _connect("gloo", timeout, None)
         return torch.device("cpu")
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
-    dist.init_process_group("cpu:gloo,cuda:nccl", timeout=timeout, device_id=device)
+    _connect("cpu:gloo,cuda:nccl", timeout, device)
     return device
+
+
+def _connect(backend: str, timeout: timedelta, device: torch.device | None) -> None:
+    try:
+        dist.init_process_group(backend, timeout=timeout, device_id=device)
+    except RuntimeError as error:
+        rank = os.environ.get("RANK", "0")
+        raise StartError(f"rank {rank} cannot connect to the others: {error}") from error
 
 
 def _join(stop: StopSignal) -> Worker:
@@ -187,7 +208,8 @@ def _notes() -> Path:
 def leave_a_note(error: BaseException) -> bool:
     """Write why this rank failed, where its launcher or torchrun looks for it.
 
-    A crash waits a moment before it speaks: it may only be the echo of a failure elsewhere.
+    A crash, or the loss of another rank, waits a moment before it speaks: it may only be the echo
+    of a failure elsewhere.
 
     Returns:
         Whether this was the first rank of this machine to fail; only that one need be shown.
@@ -195,6 +217,7 @@ def leave_a_note(error: BaseException) -> bool:
     message, kind = describe(error), type(error).__name__
     if message is None:
         message, kind = traceback.format_exc(), "crash"
+    if kind == "crash" or isinstance(error, StartError | RankLeftError):
         time.sleep(ECHO_SECONDS)
     if not os.environ.get("TORCHELASTIC_ERROR_FILE"):
         return True
@@ -213,10 +236,13 @@ def leave_a_note(error: BaseException) -> bool:
 def describe(error: BaseException) -> str | None:
     """An error that a user can mend, as one line; None for a mistake of ours, which is a crash.
 
-    Besides our own errors these are refusals of the system: no such file, no permission, no room.
+    Besides our own errors these are refusals of the system: no such file, no permission, no room
+    on the disk or in memory.
     """
     if isinstance(error, PhalanxError):
         return str(error)
+    if short_of_memory := ran_out(error):
+        return short_of_memory
     if not isinstance(error, OSError) or error.strerror is None:
         return None
     if error.filename is not None:

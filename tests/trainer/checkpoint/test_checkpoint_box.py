@@ -5,12 +5,12 @@ from checkpoint_ranks import Cut, cuts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.trainer.checkpoint.box import Box, Part, moves
+from phalanx.trainer.checkpoint.box import FlatRange, Region, moves
 
 shapes = st.lists(st.integers(1, 5), max_size=4).map(tuple)
 
 
-def elements(part: Part, shape: tuple[int, ...]) -> torch.Tensor:
+def elements(part: FlatRange, shape: tuple[int, ...]) -> torch.Tensor:
     """The global numbers of the elements that a part holds, in its order."""
     everything = torch.arange(torch.Size(shape).numel()).reshape(shape)
     region = zip(part.box.offsets, part.box.sizes, strict=True)
@@ -18,8 +18,8 @@ def elements(part: Part, shape: tuple[int, ...]) -> torch.Tensor:
     return box.reshape(-1)[part.start : part.stop].contiguous()
 
 
-def part(cut: Cut) -> Part:
-    return Part(Box(cut.offsets, cut.sizes), cut.start, cut.stop)
+def part(cut: Cut) -> FlatRange:
+    return FlatRange(Region(cut.offsets, cut.sizes), cut.start, cut.stop)
 
 
 @given(st.data())
@@ -29,7 +29,7 @@ def test_blocks_of_a_part_are_few_and_hold_its_elements_in_order(data):
         held = part(cut)
         blocks = list(held.blocks())
         assert len(blocks) <= max(2 * len(shape) - 1, 1)
-        in_order = [elements(Part(b, 0, b.elements), shape) for b in blocks]
+        in_order = [elements(FlatRange(b, 0, b.elements), shape) for b in blocks]
         joined = torch.cat(in_order) if in_order else torch.empty(0, dtype=torch.int64)
         assert torch.equal(joined, elements(held, shape))
 
@@ -52,11 +52,11 @@ def test_moves_from_all_parts_of_one_cut_fill_any_part_of_another_exactly_once(d
 
 
 def test_parts_of_the_same_box_share_one_contiguous_run():
-    box = Box((2, 3), (4, 5))
-    (move,) = moves(Part(box, 3, 17), Part(box, 8, 20))
+    box = Region((2, 3), (4, 5))
+    (move,) = moves(FlatRange(box, 3, 17), FlatRange(box, 8, 20))
     assert (move.sizes, move.source, move.target) == ((9,), 5, 0)
 
 
 def test_parts_of_boxes_that_lie_apart_share_nothing():
-    left, right = Box((0, 0), (4, 3)), Box((0, 3), (4, 2))
-    assert list(moves(Part(left, 0, 12), Part(right, 0, 8))) == []
+    left, right = Region((0, 0), (4, 3)), Region((0, 3), (4, 2))
+    assert list(moves(FlatRange(left, 0, 12), FlatRange(right, 0, 8))) == []

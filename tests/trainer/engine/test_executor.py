@@ -3,15 +3,18 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from phalanx.core.errors import RefusedError
 from phalanx.core.run import Run
 from phalanx.core.timeline import Timeline
 from phalanx.oracle.cases import CaseSpec
 from phalanx.oracle.pool import RankPool
 from phalanx.oracle.verify import Case
+from phalanx.schedules.build import build
 from phalanx.trainer.engine.batching import count_valid, micro_batches
 from phalanx.trainer.engine.engine import Engine, build_engine
-from phalanx.trainer.engine.executor import Executor
+from phalanx.trainer.engine.executor import ActionError, Executor
 from phalanx.trainer.engine.step import forward_backward
+from phalanx.trainer.engine.update import UpdateRule
 from phalanx.trainer.parallel.mesh import build_mesh
 
 CPU = torch.device("cpu")
@@ -139,3 +142,40 @@ def test_logits_do_not_depend_on_the_layout(ranks: RankPool, layout: str) -> Non
     logits = torch.cat(parts, -1)
     assert logits.shape == (32, 1, 96)
     torch.testing.assert_close(logits, whole, rtol=1e-12, atol=1e-13)
+
+
+def test_a_failing_action_shows_its_row_with_the_place_marked() -> None:
+    run = CaseSpec("dp=1 mb=2 zero=0").case().run
+    engine = engine_of(run)
+    batches = micro_batches(engine, 0, Case(run).stream().batch(0, engine.positions()))
+    batches[1].tokens[0, 0] = run.model.vocab  # no row of the table has this number
+    scale = 1 / count_valid(engine, batches)
+    marked = "pipeline rank 0 failed at 0F1: 0F0 0B0 >0F1< 0B1 0F2 0B2 0F3 0REDUCE3 0B3; IndexError"
+    with pytest.raises(ActionError, match=marked) as failed:
+        engine.executor.run(batches, scale)
+    assert isinstance(failed.value.__cause__, IndexError)
+
+
+class Refusing(UpdateRule):
+    """A rule under which nothing goes forward."""
+
+    def before_forward(self, microbatch: int) -> None:
+        raise RefusedError(f"micro-batch {microbatch} is not wanted; leave it out")
+
+
+def test_what_a_user_can_mend_is_said_in_its_own_words() -> None:
+    engine = engine_of(CaseSpec("dp=1 mb=4").case().run)
+    old = engine.executor
+    executor = Executor(old.stages, old.wire, old.recorder, Refusing())
+    batches = micro_batches(engine, 0, Case(engine.run).stream().batch(0, engine.positions()))
+    with pytest.raises(RefusedError, match=r"^micro-batch 0 is not wanted; leave it out$"):
+        executor.run(batches, 1 / count_valid(engine, batches))
+
+
+@pytest.mark.parametrize(
+    ("place", "shown"),
+    [(0, ">0F0< 0B0 0F1 0B1 0F2 0B2 0F3 ..."), (10, "... 0F2 0B2 0F3 0B3 0F4 0B4 >0F5< 0B5 0F6")],
+)
+def test_of_a_long_row_only_the_neighbourhood_is_shown(place: int, shown: str) -> None:
+    row = build("1f1b", 1, 20).rows[0]
+    assert f": {shown}" in str(ActionError(0, row, place, ValueError("no")))

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from phalanx.trainer.engine.saved import Saved
+from phalanx.trainer.engine.saved import SavedTensors
 
 
 def double(x: Tensor) -> Tensor:
@@ -24,7 +24,7 @@ def test_a_tensor_of_a_forgotten_part_is_made_again_once_for_all_its_readers() -
         made.append(x)
         return 2 * x
 
-    saved, x = Saved(frozenset({"norms"})), torch.ones(3, requires_grad=True)
+    saved, x = SavedTensors(frozenset({"norms"})), torch.ones(3, requires_grad=True)
     with saved.watching():
         (y,) = saved.run("norms", make, x)
         z = (y * y).sum() + (y.exp() * y).sum()
@@ -39,7 +39,7 @@ def test_a_tensor_of_a_forgotten_part_is_made_again_once_for_all_its_readers() -
 def test_forgotten_tensors_may_be_made_of_forgotten_tensors() -> None:
     grads = []
     for parts in (frozenset[str](), frozenset({"norms", "mlp"})):
-        saved, x = Saved(parts), torch.linspace(0, 1, 4, requires_grad=True)
+        saved, x = SavedTensors(parts), torch.linspace(0, 1, 4, requires_grad=True)
         with saved.watching():
             (a,) = saved.run("norms", double, x)
             b, c = saved.run("mlp", twice, a)
@@ -50,7 +50,7 @@ def test_forgotten_tensors_may_be_made_of_forgotten_tensors() -> None:
 
 @pytest.mark.parametrize("parts", [frozenset[str](), frozenset({"norms"})])
 def test_only_the_memory_of_forgotten_tensors_is_let_go(parts: frozenset[str]) -> None:
-    saved, x = Saved(parts), torch.ones(1000, requires_grad=True)
+    saved, x = SavedTensors(parts), torch.ones(1000, requires_grad=True)
     with saved.watching():
         (y,) = saved.run("norms", double, x)
         out = y.square().sum()
@@ -62,13 +62,13 @@ def test_only_the_memory_of_forgotten_tensors_is_let_go(parts: frozenset[str]) -
 
 
 def test_memory_that_is_shared_cannot_be_forgotten_by_halves() -> None:
-    saved, x = Saved(frozenset({"norms"})), torch.ones(4, requires_grad=True)
+    saved, x = SavedTensors(frozenset({"norms"})), torch.ones(4, requires_grad=True)
     with saved.watching(), pytest.raises(AssertionError, match="shares memory"):
         saved.run("norms", lambda x: list((2 * x).chunk(2)), x)
 
 
 def test_where_nothing_is_learned_nothing_is_packed() -> None:
-    saved, x = Saved(frozenset({"norms"})), torch.ones(4)
+    saved, x = SavedTensors(frozenset({"norms"})), torch.ones(4)
     packed = []
     with torch.no_grad(), saved_tensors_hooks(packed.append, lambda x: x), saved.watching():
         assert saved.run("norms", double, x)[0].sum() == 8

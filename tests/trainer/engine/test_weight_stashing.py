@@ -24,8 +24,8 @@ from phalanx.schedules.pipedream import stashed_weights, weight_delays
 from phalanx.trainer.engine.engine import build_engine
 from phalanx.trainer.engine.pipedream import WeightStashing
 from phalanx.trainer.engine.step import train_step
+from phalanx.trainer.model.init import init_source
 from phalanx.trainer.model.inventory import declarations
-from phalanx.trainer.model.start import starting_values
 from phalanx.trainer.parallel.mesh import build_mesh
 
 Weights = dict[str, Tensor]
@@ -45,7 +45,7 @@ class Simulation:
     """The definition, on one process: no pipeline, but every version of all weights."""
 
     def __init__(self, run: Run) -> None:
-        self.run, source = run, starting_values(run)
+        self.run, source = run, init_source(run)
         self.declared = {d.name: d for d in declarations(run.model)}
         self.weights = {
             name: source(d, d.box()).double().requires_grad_() for name, d in self.declared.items()
@@ -66,7 +66,9 @@ class Simulation:
                 for name in self.declared
             }
             batch = stream.batch(step, list(self._samples(i)))
-            loss, _ = _loss(_Model(self.run.model, self.run.recipe, used, step, self.none), batch)
+            loss, _ = _loss(
+                _Model(self.run.model, self.run.recipe, used, step, self.none, {}), batch
+            )
             grads = torch.autograd.grad(loss, list(used.values()))
             for weight, grad in zip(self.weights.values(), grads, strict=True):
                 weight.grad = grad

@@ -37,9 +37,9 @@ from phalanx.trainer.model.families import (
     Family,
 )
 from phalanx.trainer.model.huggingface import attention_window, export_hf, import_hf
+from phalanx.trainer.model.init import notes_on_weights
 from phalanx.trainer.model.inventory import declarations
 from phalanx.trainer.model.parameters import WHOLE, Box, Declaration, Initial, Share
-from phalanx.trainer.model.start import notes_on_weights
 from phalanx.trainer.parallel.mesh import build_mesh
 from phalanx.trainer.run.limits import refuse_untrainable
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from phalanx.core.layout import Layout, share
 from phalanx.oracle.pool import RankPool
-from phalanx.trainer.model.loss import IGNORED, ChunkedLoss, Slice, token_losses
+from phalanx.trainer.model.loss import IGNORED, ChunkedLoss, VocabSlice, token_losses
 from phalanx.trainer.parallel.comm import Group, Ledger
 from phalanx.trainer.parallel.mesh import build_mesh
 from phalanx.trainer.parallel.tensor import TensorParallel
@@ -52,7 +52,7 @@ def split(vocab: int, scale: float, smoothing: float, dtype: torch.dtype) -> Num
     first, size = share(vocab, group.size, group.index)
     logits, targets, upstream = questions(vocab, scale)
     mine = logits[..., first : first + size].to(dtype).clone().requires_grad_()
-    losses = token_losses(mine, targets, Slice(first, vocab, smoothing, group))
+    losses = token_losses(mine, targets, VocabSlice(first, vocab, smoothing, group))
     losses.backward(upstream.to(losses.dtype))
     return {"losses": losses.detach(), "grad": mine.grad}
 
@@ -99,7 +99,7 @@ def test_a_token_without_a_target_has_no_loss_and_no_gradient(smoothing: float, 
     hidden = torch.rand(5, generator=generator) < 0.5
     targets[hidden] = IGNORED
     alone = Group("tensor", (0,), None, Ledger())
-    losses = token_losses(logits, targets, Slice(0, 7, smoothing, alone))
+    losses = token_losses(logits, targets, VocabSlice(0, 7, smoothing, alone))
     losses.sum().backward()
     assert (losses[hidden] == 0).all()
     assert logits.grad is not None
@@ -116,7 +116,7 @@ def chunked(tokens: int, dtype: torch.dtype, *, sequence: bool = False) -> Numbe
     x, weight, targets = projection()
     mine = tp.my_sequence(x).to(dtype).clone().requires_grad_()
     rows = weight[first : first + size].to(dtype).clone().requires_grad_()
-    loss = ChunkedLoss(tp, Slice(first, VOCAB, 0.1, group), tokens).sum(mine, rows, targets)
+    loss = ChunkedLoss(tp, VocabSlice(first, VOCAB, 0.1, group), tokens).sum(mine, rows, targets)
     (loss * 0.25).backward()
     return {"loss": loss.detach(), "dx": mine.grad, "dw": rows.grad}
 
@@ -169,6 +169,6 @@ def test_where_nothing_is_learned_chunks_make_no_gradients() -> None:
     group = Group("tensor", [0], None, Ledger())
     tp, (x, weight, targets) = TensorParallel(group, sequence=False), projection()
     with torch.no_grad():
-        loss = ChunkedLoss(tp, Slice(0, VOCAB, 0.1, group), 5).sum(x, weight, targets)
+        loss = ChunkedLoss(tp, VocabSlice(0, VOCAB, 0.1, group), 5).sum(x, weight, targets)
     torch.testing.assert_close(loss, projected()["loss"])
     assert not loss.requires_grad

@@ -13,7 +13,7 @@ from phalanx.oracle.pool import RankPool
 from phalanx.trainer.parallel.comm import DirectGroup, Group
 from phalanx.trainer.parallel.mesh import build_mesh
 from phalanx.trainer.parallel.tensor import TensorParallel
-from phalanx.trainer.precision.product import Operand, Plain, Product
+from phalanx.trainer.precision.product import Multiplier, Operand, Plain
 
 pytestmark = pytest.mark.ranks
 
@@ -97,7 +97,7 @@ class Layer(NamedTuple):
 
     weight: nn.Parameter
     bias: None
-    product: Product
+    product: Multiplier
 
 
 def multiply_own_part_first() -> None:
@@ -106,7 +106,7 @@ def multiply_own_part_first() -> None:
     last, t = group.size - 1, group.size
     generator = torch.Generator().manual_seed(0)
     x, w = (torch.randn(t * n, 4, generator=generator, dtype=torch.float64) for n in (2, 3))
-    product: Product = Telling(group)
+    product: Multiplier = Telling(group)
     if group.index == last:
         product = Plain()
         for source in range(last):

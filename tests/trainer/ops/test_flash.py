@@ -6,7 +6,7 @@ from torch import Tensor
 
 from phalanx.trainer.ops.flash import (
     Attended,
-    Block,
+    AttentionBlock,
     _plain,
     _plain_gradients,
     attend_block,
@@ -30,7 +30,7 @@ class Sizes(NamedTuple):
 SIZES = [Sizes(4, 4, 8, 8), Sizes(4, 2, 8, 8), Sizes(4, 4, 8, 5), Sizes(3, 1, 6, 10)]
 
 
-def drawn(sizes: Sizes, dtype: torch.dtype, n: int = 6, m: int = 9) -> Block:
+def drawn(sizes: Sizes, dtype: torch.dtype, n: int = 6, m: int = 9) -> AttentionBlock:
     """Queries, keys and values as a layer makes them, the sequence first in memory."""
     generator = torch.Generator().manual_seed(1)
 
@@ -38,12 +38,12 @@ def drawn(sizes: Sizes, dtype: torch.dtype, n: int = 6, m: int = 9) -> Block:
         x = torch.randn(length, 2, heads, width, generator=generator, dtype=torch.float64)
         return x.to(dtype).permute(1, 2, 0, 3)
 
-    return Block(
+    return AttentionBlock(
         tensor(n, sizes.a, sizes.d), tensor(m, sizes.g, sizes.d), tensor(m, sizes.g, sizes.w)
     )
 
 
-def masked(block: Block) -> Block:
+def masked(block: AttentionBlock) -> AttentionBlock:
     """One in which the third query may look at no key."""
     n, m = block.q.shape[2], block.k.shape[2]
     mask = torch.rand(2, 1, n, m, generator=torch.Generator().manual_seed(2)) < 0.5
@@ -52,7 +52,7 @@ def masked(block: Block) -> Block:
     return block._replace(mask=mask)
 
 
-def by_definition(block: Block) -> Attended:
+def by_definition(block: AttentionBlock) -> Attended:
     times = block.q.shape[1] // block.k.shape[1]
     k, v = (x.double().repeat_interleave(times, 1) for x in (block.k, block.v))
     scores = block.q.double() @ k.transpose(-1, -2) / block.q.shape[-1] ** 0.5
@@ -64,7 +64,7 @@ def by_definition(block: Block) -> Attended:
     return Attended(shares @ v, scores.logsumexp(-1))
 
 
-def part(block: Block, keys: slice) -> Block:
+def part(block: AttentionBlock, keys: slice) -> AttentionBlock:
     mask = None if block.mask is None else block.mask[..., keys]
     return block._replace(k=block.k[:, :, keys], v=block.v[:, :, keys], mask=mask)
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from phalanx.core.model import ModelShape
 from phalanx.oracle.pool import RankPool
-from phalanx.trainer.engine.saved import Saved
+from phalanx.trainer.engine.saved import SavedTensors
 from phalanx.trainer.engine.weight_gradients import WeightGradients
 from phalanx.trainer.model.experts import RoutedExperts, Routing
 from phalanx.trainer.parallel.comm import DirectGroup, Ledger
@@ -44,7 +44,7 @@ def visit(ep: ExpertParallel, rank: int, chosen: list[int], tokens: int) -> list
     made = experts(ep)
     x, weights = (part.requires_grad_() for part in tokens_of(rank, tokens))
     same = torch.tensor(chosen).expand(tokens, 1, K)
-    y = made(x, Routing(same, weights, None), Saved())
+    y = made(x, Routing(same, weights, None), SavedTensors())
     y.square().sum().backward()
     stacks = [stack.weight.grad for stack in (made.gate, made.up, made.down) if stack]
     found = [y.detach(), x.grad, weights.grad, *stacks]

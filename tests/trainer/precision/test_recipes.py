@@ -21,14 +21,14 @@ from phalanx.trainer.precision.history import LENGTH, AmaxHistory
 from phalanx.trainer.precision.multiply import emulated, native
 from phalanx.trainer.precision.nvfp4 import Nvfp4
 from phalanx.trainer.precision.per_tensor import Current, PerTensor, quantized
-from phalanx.trainer.precision.product import PLAIN, Operand, Product
+from phalanx.trainer.precision.product import PLAIN, Multiplier, Operand
 
 CPU = torch.device("cpu")
 HERE = (Current(), Current(), Current())
 BF16 = torch.bfloat16
 
 
-def made(recipe: str, rest: torch.dtype) -> Product:
+def made(recipe: str, rest: torch.dtype) -> Multiplier:
     return {
         "fp8-current": PerTensor(*HERE, emulated(rest)),
         "fp8-block": Blocks(128, True, torch.float32, rest),
@@ -37,7 +37,7 @@ def made(recipe: str, rest: torch.dtype) -> Product:
     }[recipe]
 
 
-def three_products(product: Product, x: Tensor, w: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+def three_products(product: Multiplier, x: Tensor, w: Tensor, g: Tensor) -> tuple[Tensor, ...]:
     kept, matrix, grad = product.input(x), product.weight(w), product.gradient(g)
     again = product.weight(w, matrix.scale)
     return (
@@ -151,8 +151,8 @@ def test_a_recipe_changes_the_products_of_blocks_and_nothing_else():
 
 def test_the_choice_is_told():
     mesh = build_mesh(Layout(), CPU)
-    assert choose(Dtypes.named("bf16", CPU), mesh).told == ""
-    told = choose(Dtypes.named("fp8-block+fp32", CPU), mesh).told
+    assert choose(Dtypes.named("bf16", CPU), mesh).description == ""
+    told = choose(Dtypes.named("fp8-block+fp32", CPU), mesh).description
     assert told == "FP8, a scale for each 1 x 128 or 128 x 128, emulated exactly; fp32 elsewhere"
 
 

@@ -6,12 +6,14 @@ import signal
 import socket
 import time
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from phalanx.core.errors import DataError
+from phalanx.core.errors import DataError, StartError
+from phalanx.trainer.parallel.comm import DirectGroup, Ledger
 from phalanx.trainer.run.worker import Worker
 
 
@@ -79,6 +81,30 @@ def die_on_one_rank(worker: Worker, rank: int) -> int:
     if worker.rank == rank:
         os.kill(os.getpid(), signal.SIGKILL)
     dist.all_reduce(torch.ones(1))
+    return 0
+
+
+def connect_at_the_second_start(worker: Worker, folder: str) -> int:
+    """The first time, rank 1 finds nobody."""
+    flag = Path(folder, "flag")
+    if worker.rank == 1 and not flag.exists():
+        flag.touch()
+        raise StartError("rank 1 cannot connect to the others: connectFullMesh failed\nin C++")
+    dist.all_reduce(torch.ones(1))
+    return 0
+
+
+def never_connect(worker: Worker) -> int:
+    raise StartError("nobody is there")
+
+
+def sleep_through_a_message(worker: Worker, rank: int) -> int:
+    """One rank does not come to what the others wait for, a second long."""
+    every = list(range(worker.ranks))
+    handle = dist.new_group(every, timeout=timedelta(seconds=1))
+    if worker.rank == rank:
+        time.sleep(60)
+    DirectGroup("data", every, handle, Ledger()).all_reduce(torch.ones(1), "gradients").wait()
     return 0
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import entries_for_launch as entries
 import pytest
 
-from phalanx.core.errors import DataError, PhalanxError
-from phalanx.trainer.run.cores import num_cores
+from phalanx.core.errors import DataError, PhalanxError, StartError
+from phalanx.trainer.run.cores import num_threads
 from phalanx.trainer.run.launch import launch
 from phalanx.trainer.run.supervise import WorkerCrashError
 
@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 
 PROGRAM = """
 import sys
-from phalanx.core.errors import PhalanxError
+from phalanx.core.errors import PhalanxError, StartError
 from phalanx.trainer.run.launch import WarmStart, launch
 if __name__ == "__main__":
     sys.path.insert(0, {here!r})
@@ -92,7 +92,7 @@ def test_ranks_know_their_place_and_reach_each_other(tmp_path: Path) -> None:
 def test_ranks_share_the_cores_and_stay_on_this_machine(tmp_path: Path) -> None:
     launch(entries.note, (str(tmp_path),), 2)
     found = json.loads((tmp_path / "1.json").read_text())
-    assert found["threads"] == max(1, num_cores() // 2)
+    assert found["threads"] == num_threads(2)
     assert found["interface"] in ("lo", "lo0")
 
 
@@ -127,9 +127,37 @@ def test_a_killed_rank_is_named_with_what_may_have_killed_it() -> None:
         launch(entries.die_on_one_rank, (1,), 2)
 
 
+def test_ranks_that_cannot_connect_are_started_once_more_and_that_is_told(
+    tmp_path: Path,
+) -> None:
+    told: list[str] = []
+    entry = entries.connect_at_the_second_start
+    assert launch(entry, (str(tmp_path),), 2, on_event=told.append) == 0
+    assert told == [
+        "starting 2 ranks once more: rank 1 cannot connect to the others: connectFullMesh failed"
+    ]
+
+
+def test_ranks_that_never_connect_end_in_a_line() -> None:
+    told: list[str] = []
+    with pytest.raises(StartError, match=r"^nobody is there$"):
+        launch(entries.never_connect, (), 2, on_event=told.append)
+    assert len(told) == 2
+
+
+def test_who_sleeps_through_which_message_is_one_line() -> None:
+    line = r"^rank 0 waited 1 s for rank 1: 'gradients' along data \(ranks 0, 1\) never came$"
+    with pytest.raises(PhalanxError, match=line):
+        launch(entries.sleep_through_a_message, (1,), 2)
+
+
 @pytest.mark.parametrize(
     ("entry", "error"),
-    [("refuse_on_one_rank", "DataError"), ("crash_on_one_rank", "WorkerCrashError")],
+    [
+        ("sleep_through_a_message", "LostMessageError"),
+        ("refuse_on_one_rank", "DataError"),
+        ("crash_on_one_rank", "WorkerCrashError"),
+    ],
 )
 def test_a_failure_prints_nothing_but_what_the_caller_prints(
     tmp_path: Path, entry: str, error: str

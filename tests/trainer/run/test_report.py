@@ -1,5 +1,7 @@
 import json
 import math
+import re
+from pathlib import Path
 
 import pytest
 
@@ -52,7 +54,7 @@ def test_what_is_not_finite_becomes_null_in_json() -> None:
     assert (document["loss"], document["grad_norm"]) == (None, None)
     json.dumps(document, allow_nan=False)
     json.dumps(
-        summary(bytes_per_token=math.nan, validation_loss=math.nan).to_json(), allow_nan=False
+        summary(bytes_per_token=math.nan, validation_loss=math.nan).to_dict(), allow_nan=False
     )
 
 
@@ -61,7 +63,7 @@ def test_bits_per_byte_of_bytes_are_nats_over_the_logarithm_of_two() -> None:
 
 
 def test_a_token_of_four_bytes_carries_a_quarter_of_its_bits_per_byte() -> None:
-    document = summary(bytes_per_token=4.0).to_json()
+    document = summary(bytes_per_token=4.0).to_dict()
     assert document["first_bits_per_byte"] == pytest.approx(0.5)
     assert document["last_bits_per_byte"] == pytest.approx(0.25)
 
@@ -69,3 +71,19 @@ def test_a_token_of_four_bytes_carries_a_quarter_of_its_bits_per_byte() -> None:
 @pytest.mark.parametrize("unknown", [0.0, math.nan])
 def test_without_a_known_text_there_are_no_bits_per_byte(unknown: float) -> None:
     assert summary(bytes_per_token=unknown).bits_per_byte(1.0) is None
+
+
+def documented(heading: str) -> set[str]:
+    """Fields that a section of the page about run folders describes."""
+    page = (Path(__file__).parents[3] / "docs" / "run_directory.md").read_text()
+    section = page.partition(f"## `{heading}`")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+
+
+def test_every_field_of_the_metrics_is_documented_and_no_other() -> None:
+    assert documented("metrics.jsonl") == set(metrics().to_json())
+
+
+def test_every_field_of_the_summary_is_documented_and_no_other() -> None:
+    assert documented("summary.json") == set(summary().to_json())

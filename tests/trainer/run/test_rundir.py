@@ -12,8 +12,8 @@ from phalanx.core.errors import PhalanxError, RefusedError, UsageError
 from phalanx.core.layout import Layout
 from phalanx.core.run import Run
 from phalanx.core.timeline import Span, Timeline
-from phalanx.trainer.run.report import StepMetrics, Summary
-from phalanx.trainer.run.rundir import RunDirectory, write_text
+from phalanx.trainer.run.report import StepMetrics, Summary, Validation
+from phalanx.trainer.run.rundir import RunDirectory, require_free, write_text
 
 CREATE = """
 import sys
@@ -254,3 +254,61 @@ def test_runs_that_are_a_file_are_one_line_too(tmp_path: Path) -> None:
         RunDirectory.create(tmp_path / "runs", "a"),
     ):
         pass
+
+
+def validated(directory: RunDirectory, step: int) -> None:
+    directory.write_validation(Validation(step, 1.5, 0.25))
+
+
+def test_a_validation_is_added_to_the_line_of_its_step(tmp_path: Path) -> None:
+    with RunDirectory.create(tmp_path, "a") as directory:
+        for step in (1, 2):
+            directory.write_step(metrics(step))
+        validated(directory, 2)
+        directory.write_step(metrics(3))
+        lines = [json.loads(line) for line in directory.metrics_file.read_text().splitlines()]
+    assert [line["validation_loss"] for line in lines] == [None, 1.5, None]
+    assert lines[1]["validation_seconds"] == 0.25
+    assert lines[1]["loss"] == 2.0
+
+
+def test_a_validation_of_another_step_than_the_last_changes_nothing(tmp_path: Path) -> None:
+    """A finished run that is started again measures, and has no new step to write it to."""
+    with RunDirectory.create(tmp_path, "a") as directory:
+        validated(directory, 1)
+        directory.write_step(metrics(1))
+        before = directory.metrics_file.read_bytes()
+        validated(directory, 2)
+        assert directory.metrics_file.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["a", "run-1", "my run", "7B_v2.1", "größe", "x" * 100])
+def test_a_name_of_one_folder_is_a_name(tmp_path: Path, name: str) -> None:
+    require_free(tmp_path, name)
+    with RunDirectory.create(tmp_path, name) as directory:
+        assert directory.path.parent == tmp_path
+
+
+@pytest.mark.parametrize(
+    "name", ["../evil", "a/b", "a:b", "a\nb", ".hidden", "..", " a", "a ", "-x", "x" * 101, "a\0"]
+)
+def test_what_is_no_name_of_one_folder_is_refused_before_anything_is_made(
+    tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(UsageError, match="is not the name of one folder"):
+        require_free(tmp_path, name)
+    with pytest.raises(UsageError), RunDirectory.create(tmp_path, name):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_that_is_taken_is_refused_without_opening_it(tmp_path: Path) -> None:
+    used(tmp_path, "a")
+    with pytest.raises(RefusedError, match="already holds a run; go on with it by --resume auto"):
+        require_free(tmp_path, "a")
+
+
+def test_runs_that_cannot_be_written_are_refused_before_they_start(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(PhalanxError, match="file is no folder that may be written"):
+        require_free(tmp_path / "file" / "runs", "")

@@ -9,8 +9,8 @@ import pytest
 import torch
 from trainer_jobs import reshard_job, small_run, train_job
 
+from phalanx.api.runfile import load_run
 from phalanx.cli.main import main
-from phalanx.cli.runfile import load_run
 from phalanx.core.errors import CheckpointError, RefusedError, UsageError
 from phalanx.core.layout import Layout
 from phalanx.core.run import Run

@@ -1,0 +1,1 @@
+"""The public functions, each in a module that is imported when it is first asked for."""

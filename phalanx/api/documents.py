@@ -1,0 +1,168 @@
+"""The documents that `--json` prints and `to_dict()` gives, field by field.
+
+Paths are written as `layouts[].step_seconds`; `{}` ends the path of an object whose keys are data,
+such as `refused{}`. Sizes of a model, in `models`, are the keys of the table [model].
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+
+from phalanx.core.errors import PhalanxError
+from phalanx.core.model import ModelShape
+from phalanx.core.quantities import QUANTITIES
+
+_PRICE = (
+    "layout step_seconds step_seconds_80 mfu hfu convention tokens_per_second peak_bytes fits "
+    "bubble term_seconds{} reasons"
+)
+_LINK = "name bytes_per_second sustained_bytes_per_second latency_seconds"
+_DEVICE = (
+    "name vendor memory_bytes memory_bytes_per_second peak_flops_per_second{} per_host "
+    "device_names sources{} notes domain.size domain.topology domain.axes domain.reduces"
+)
+_CLUSTER = "name accelerator devices torus domain_size memory_bytes"
+_ERRORS = "count mean median p90 worst bias"
+
+
+def _under(prefix: str, names: str) -> str:
+    return " ".join(f"{prefix}.{name}" for name in names.split())
+
+
+def _links(prefix: str) -> str:
+    return " ".join(_under(f"{prefix}.{link}", _LINK) for link in ("domain", "network", "host"))
+
+
+_TEXTS: Mapping[str, str] = {
+    "plan": " ".join(
+        [
+            "schema model cluster framework devices capacity_bytes seq batch tokens candidates",
+            "feasible seconds searched refused{}",
+            _under("layouts[]", f"rank {_PRICE}"),
+            _under("heuristic", f"rank refused {_PRICE} difference_seconds{{}}"),
+            _under("why", f"request rank refused {_PRICE} difference_seconds{{}}"),
+            _under("why.suggested", f"changes {_PRICE}"),
+            _under(
+                "training",
+                "tokens steps training_seconds goodput checkpoint_interval_seconds "
+                "checkpoint_write_seconds failure_interval_seconds seconds device_hours cost",
+            ),
+            _under(
+                "training.assumptions",
+                "device_hours_per_failure restart_seconds storage_bytes_per_second "
+                "price_per_device_hour",
+            ),
+            "notes",
+        ]
+    ),
+    "estimate": " ".join(
+        [
+            "schema layout step_seconds step_seconds_80 tokens_per_second mfu hfu convention",
+            "bubble micro_batches",
+            _under("terms", "name seconds worth reason children"),
+            _under("memory", "peak_bytes capacity_bytes fits stage by_class{}"),
+            _under("memory.stages[]", "stage peak_bytes moment in_flight by_class{}"),
+            _under(
+                "traffic[]",
+                "axis collective purpose bytes bytes_per_rank times ranks seconds exposed_seconds",
+            ),
+            "notes",
+        ]
+    ),
+    "published": " ".join(
+        [
+            "schema",
+            _under(
+                "rows[]",
+                "id predicted_step_seconds predicted_step_seconds_80 published_step_seconds "
+                "time_error baseline_step_seconds baseline_error predicted_peak_bytes "
+                "published_peak_bytes memory_error spread fits layout complete assumptions skipped",
+            ),
+            _under("summary.groups{}.time", _ERRORS),
+            _under("summary.groups{}.baseline", _ERRORS),
+            _under("summary.groups{}.memory", _ERRORS),
+            _under("summary.rankings[]", "source model devices count correlation"),
+            _under("summary", "within_80 memory_under_by_3_percent skipped"),
+        ]
+    ),
+    "schedule": (
+        "schema name p m v rows makespan bubble_over_ideal idle_fraction peak_in_flight checked"
+    ),
+    "verify": " ".join(
+        [
+            "schema passed seed",
+            _under(
+                "cases[]",
+                "layout passed max_rel_error{} seconds ranks steps masked documents set complaints "
+                "command",
+            ),
+        ]
+    ),
+    "train": (
+        "schema name directory layout parameters first_step last_step steps interrupted first_loss "
+        "last_loss validation_loss bytes_per_token tokens seconds tokens_per_second "
+        "flops_per_second mfu hfu convention averaged_steps validations time_split{} peak_bytes "
+        "checkpoints sample proof "
+        "next_steps first_bits_per_byte last_bits_per_byte validation_bits_per_byte"
+    ),
+    "train, metrics.jsonl": (
+        "step time loss grad_norm lr tokens seconds tokens_per_second flops_per_second mfu hfu "
+        "data_wait_seconds exposed_seconds{} peak_bytes skipped loss_scale expert_load "
+        "expert_dropped validation_loss validation_seconds"
+    ),
+    "train --dry-run": (
+        "schema layout ranks stages micro_batches parameters tokens_per_step steps tokens corpus "
+        "corpus_tokens needed_bytes free_bytes notes resumes"
+    ),
+    "models": " ".join(
+        [
+            "schema seq",
+            _under("models[]", " ".join(field.name for field in fields(ModelShape))),
+            _under(
+                "models[]",
+                "aliases parameters active_parameters published_parameters "
+                "published_active_parameters flops_per_token convention source verified notes",
+            ),
+            _under("limits", "cluster tensor_limit domain_tokens_floor network_tokens_floor"),
+        ]
+    ),
+    "clusters": " ".join(
+        [
+            "schema",
+            _under("accelerators[]", _DEVICE),
+            _links("accelerators[]"),
+            _under("clusters[]", _CLUSTER),
+        ]
+    ),
+    "clusters NAME": " ".join(
+        [
+            "schema",
+            _under("accelerator", _DEVICE),
+            _links("accelerator"),
+            _under("cluster", _CLUSTER),
+        ]
+    ),
+    "help": "schema topics[].name topics[].kind topics[].meaning topics[].default topics[].values "
+    "topics[].example",
+}
+DOCUMENTS: Mapping[str, tuple[str, ...]] = {
+    command: tuple(dict.fromkeys(text.split())) for command, text in _TEXTS.items()
+}
+
+
+def legend_of(command: str) -> Iterator[tuple[str, str, str]]:
+    """Each field of a document with its unit and meaning; the sizes of a model in one row.
+
+    Raises:
+        PhalanxError: a field that the legend does not have.
+    """
+    known = {quantity.name: quantity for quantity in QUANTITIES}
+    sizes = {field.name for field in fields(ModelShape)} - {"name"}
+    for path in DOCUMENTS[command]:
+        name = path.rpartition(".")[2].removesuffix("{}").removesuffix("[]")
+        if path.startswith("models[].") and name in sizes:
+            continue
+        if name not in known:
+            raise PhalanxError(f"{command} prints {path}, which phalanx/core/quantities.py lacks")
+        yield path, known[name].unit, known[name].meaning
+    if command == "models":
+        yield "models[].*", "", "every key of the table [model], see keys.md"
