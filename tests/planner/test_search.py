@@ -18,7 +18,7 @@ from phalanx.planner.refine import TRIED
 from phalanx.planner.rerank import mesh_of
 from phalanx.planner.search import Found, search
 from phalanx.planner.space import MEMORY, SEARCHED
-from phalanx.planner.sweep import Request
+from phalanx.planner.sweep import Request, Sweep
 from phalanx.planner.workload import workload_of
 from phalanx.schedules.build import build
 from phalanx.schedules.layouts import chunks
