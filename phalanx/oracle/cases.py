@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.resources import files
 from random import Random
 from typing import Any
 
@@ -63,8 +65,9 @@ FEATURES: Mapping[str, Tables] = {
 }
 ROUTED = ("experts", "deepseek")
 
-# What a sample draws from; rounding by chance needs bf16, where the oracle is not sharp.
-DRAWN = tuple(name for name in FEATURES if name != "stochastic")
+DRAWN = tuple(FEATURES)  # what a sample draws from
+# Of these at most one is drawn: the last would undo the others.
+EXCLUSIVE = (("mha", "mqa"), ("latent", "direct-query"), ROUTED, ("max-norm", "no-clip"))
 
 
 @dataclass(frozen=True)
@@ -120,16 +123,30 @@ def merged(tables: Iterable[Tables]) -> Table:
     return result
 
 
-def _parsed(line: str) -> CaseSpec:
-    """Read `layout | features | mask`, the last two optional."""
-    layout, words, mask = (*(part.strip() for part in line.split("|")), "", "")[:3]
+def read_case(line: str) -> CaseSpec:
+    """Read `layout | features | mask | section.key=number ...`, all but the first optional."""
+    layout, words, mask, sets = (*(part.strip() for part in line.split("|")), "", "", "")[:4]
     names = words.split()
+    tables: Table = {}
+    for word in sets.split():
+        key, value = word.split("=")
+        section, name = key.split(".")
+        tables.setdefault(section, {})[name] = int(value)
     return CaseSpec(
         layout=layout,
         features=tuple(name for name in names if name != "documents"),
-        masked=mask or "uneven",  # type: ignore[arg-type]  # the lines below write no other
+        masked=mask or "uneven",  # type: ignore[arg-type]  # `write_case` writes no other
         documents="documents" in names,
+        tables=tables,
     )
+
+
+def write_case(spec: CaseSpec) -> str:
+    """The line that `read_case` reads."""
+    names = [*spec.features, *(["documents"] if spec.documents else [])]
+    sets = [f"{s}.{k}={v}" for s, values in spec.tables.items() for k, v in values.items()]
+    parts = (spec.layout, " ".join(names), spec.masked, " ".join(sets))
+    return " | ".join(parts).rstrip(" |")
 
 
 RECOMPUTES = (
@@ -137,107 +154,20 @@ RECOMPUTES = (
     *("norms", "mlp", "activation+core", "operators", "norms+mlp+core"),
 )
 
-# Every pair of features that meet somewhere in the code, at least once.
-COVERING_SET = tuple(
-    _parsed(line)
-    for line in """
-    dp=1 mb=2 recompute=full logits=24 offload=activations+nvme | tied dropout smoothing
-    tp=2 mb=2 precision=fp16 | gpt odd max-norm
-    dp=2 tp=2 zero=1 mb=2 | bf16-moments tied
-    dp=2 pp=2 zero=3 precision=bf16 | stochastic tied bf16-moments
-    tp=2 zero=0 mb=2 precision=bf16 | stochastic gpt
-    dp=2 precision=fp8 | mha
-    dp=2 zero=3 precision=fp8+fp64 | odd dropout tied
-    dp=2 pp=2 tp=2 mb=2 recompute=full precision=fp8+fp64 | gpt documents | holes
-    tp=2 mb=2 schedule=zb-h1 precision=fp8-current+fp64 | latent
-    pp=2 tp=2 sp=off zero=2 recompute=full precision=fp8-current+fp64 | qk-norm max-norm
-    dp=2 tp=2 mb=4 zero=2 precision=fp8-block+fp64 | wide
-    pp=2 mb=4 precision=mxfp8+fp64 | gpt
-    tp=2 mb=4 precision=mxfp8+fp64 | wide
-    tp=2 precision=nvfp4+fp64 | smoothing
-    cp=2 tp=2 mb=2 precision=fp8+fp64 | tied
-    pp=2 schedule=dualpipe precision=fp8+fp64 |
-    cp=2 pp=2 context=ulysses precision=fp8-current+fp64 | documents
-    dp=2 ep=2 tp=2 precision=fp8-current+fp64 | deepseek
-    dp=2 pp=2 zero=2 precision=fp16 | tied dropout | holes
-    dp=2 zero=0 mb=2 | gpt sgd
-    dp=2 zero=1 recompute=selective | odd tied dropout documents
-    dp=2 zero=2 precision=fp32 | smoothing qk-norm qkv-bias
-    dp=2 zero=3 mb=2 recompute=full:3 offload=nvme reshard=off | tied max-norm | holes
-    tp=2 mb=4 recompute=operators logits=50 | odd gpt dropout smoothing documents
-    tp=2 sp=off mb=4 recompute=full logits=24 | odd tied dropout qk-norm | holes
-    tp=2 mb=4 recompute=selective precision=bf16 | mha qk-norm
-    pp=2 schedule=gpipe | tied max-norm dropout | holes
-    pp=2 stages=1+4 recompute=full | gpt tied smoothing documents
-    pp=2 schedule=interleaved v=2 mb=2 | tied sgd | none
-    dp=4 shard=2 zero=1 offload=optimizer | gpt dropout | holes
-    dp=4 shard=2 zero=3 mb=2 recompute=full | odd tied documents
-    dp=2 tp=2 shard=1 zero=3 recompute=full mb=2 offload=nvme | tied
-    dp=2 tp=2 zero=0 sp=off mb=2 offload=optimizer+activations | gpt smoothing max-norm
-    dp=2 tp=2 zero=2 mb=2 recompute=operators+core | odd dropout documents qk-norm | holes
-    dp=2 tp=2 zero=3 mb=2 precision=fp32 recompute=norms+mlp | tied qkv-bias
-    dp=2 pp=2 zero=1 schedule=gpipe | tied odd no-clip
-    dp=2 pp=2 zero=2 schedule=interleaved v=2 offload=optimizer | tied dropout smoothing
-    dp=2 pp=2 zero=3 recompute=mlp logits=7 offload=activations | gpt documents | holes
-    pp=2 tp=2 schedule=interleaved v=2 mb=2 recompute=selective | odd tied gpt qk-norm
-    pp=2 tp=2 sp=off stages=2+3 mb=2 | smoothing dropout max-norm | holes
-    pp=4 stages=2+1+3+1 mb=2 | tied documents
-    pp=2 schedule=zb-h1 recompute=full:2 logits=20 | gpt tied
-    dp=2 pp=2 zero=2 schedule=zb-h1 recompute=full | odd tied documents
-    pp=4 tp=2 schedule=zb-h2 mb=2 recompute=norms+activation optimistic=on | gpt odd dropout | holes
-    dp=2 pp=2 tp=2 zero=3 schedule=zb-h2 recompute=selective | tied smoothing
-    pp=4 schedule=zb-v stages=1+2+1+1+1+1+2+1 mb=2 | tied gpt | holes
-    dp=2 pp=2 zero=3 schedule=zb-v recompute=full:2 logits=40 | odd tied dropout documents
-    pp=2 tp=2 schedule=dualpipev mb=2 recompute=selective | odd smoothing
-    dp=2 pp=2 zero=2 schedule=dualpipev | tied max-norm documents
-    pp=4 schedule=dualpipe mb=2 recompute=operators logits=9 | gpt odd sgd
-    dp=2 pp=2 tp=2 zero=1 schedule=dualpipe recompute=full | tied dropout
-    dp=4 shard=2 pp=2 zero=3 schedule=dualpipe | odd tied | holes
-    tp=4 mb=4 recompute=full | mha odd smoothing
-    tp=4 mb=4 | tied qk-norm dropout
-    tp=2 sp=off mb=4 recompute=full | mqa gpt documents
-    dp=2 tp=2 zero=3 mb=2 | mqa qkv-bias qk-norm | holes
-    dp=2 pp=2 tp=2 zero=2 schedule=zb-h1 recompute=selective | mqa odd
-    dp=1 precision=bf16 | odd latent
-    tp=2 mb=4 | odd direct-query dropout
-    tp=2 sp=off mb=4 recompute=selective | latent documents
-    dp=2 tp=2 zero=3 mb=2 recompute=full | latent deepseek smoothing
-    pp=2 tp=2 zero=1 recompute=full | tied direct-query dropout documents | holes
-    pp=2 tp=2 schedule=zb-h1 mb=2 | latent tied
-    dp=2 pp=2 schedule=gpipe zero=2 precision=fp32 | latent gpt
-    cp=2 mb=2 recompute=norms+mlp+core logits=10 | odd tied dropout documents
-    cp=2 mb=4 context=gather recompute=selective | gpt max-norm | holes
-    cp=2 mb=4 context=ulysses recompute=full | smoothing documents direct-query
-    cp=4 zero=3 | mha odd tied
-    cp=2 tp=2 recompute=full | gpt odd dropout documents
-    cp=2 tp=2 sp=off mb=2 context=gather precision=bf16 | mha qk-norm
-    dp=2 cp=2 zero=0 mb=2 | gpt smoothing | holes
-    dp=2 cp=2 shard=1 zero=2 mb=2 context=gather | odd tied documents
-    pp=2 cp=2 schedule=interleaved v=2 mb=2 recompute=selective | tied dropout latent
-    pp=2 cp=2 zero=2 schedule=zb-h1 recompute=full | gpt documents
-    dp=2 cp=2 tp=2 zero=3 context=ulysses | mha tied odd qk-norm
-    dp=2 pp=2 tp=2 zero=3 schedule=interleaved v=2 recompute=full:2 logits=30 | odd tied dropout
-    dp=4 shard=2 tp=2 zero=2 | gpt odd max-norm | holes
-    dp=1 mb=4 recompute=selective | experts tied documents smoothing
-    dp=2 tp=2 zero=3 mb=2 recompute=full | deepseek odd dropout | holes
-    pp=2 tp=2 sp=off mb=4 stages=3+1 | experts odd max-norm dropout
-    dp=2 pp=2 zero=2 mb=2 schedule=interleaved v=2 recompute=full | deepseek documents
-    dp=2 ep=2 zero=1 mb=2 | experts odd documents
-    dp=4 ep=2 tp=2 zero=3 mb=2 recompute=full | deepseek dropout
-    dp=4 shard=2 ep=2 zero=2 | experts smoothing max-norm | holes
-    dp=2 ep=2 pp=2 tp=2 zero=1 schedule=zb-h1 mb=2 | deepseek latent tied
-    dp=2 ep=2 pp=2 zero=2 schedule=dualpipe mb=1 | deepseek
-    cp=2 ep=2 mb=2 recompute=norms+activation | experts odd documents
-    dp=2 ep=2 tp=2 zero=3 recompute=operators+mlp logits=30 | deepseek smoothing
-    dp=2 cp=2 ep=4 zero=3 mb=2 recompute=full | experts deepseek dropout
-    cp=2 tp=2 pp=2 ep=2 zero=2 schedule=zb-h1 context=gather | experts smoothing | holes
-    """.strip().splitlines()
-)
+
+@cache
+def _covering_set() -> tuple[CaseSpec, ...]:
+    text = (files("phalanx.oracle") / "covering_set.txt").read_text(encoding="utf-8")
+    return tuple(read_case(line) for line in text.splitlines() if not line.startswith("#"))
 
 
 def covering_set(max_ranks: int = 8) -> list[CaseSpec]:
-    """The covering set, those of more than `max_ranks` ranks left out."""
-    return [q for q in COVERING_SET if Layout.parse(q.layout).ranks <= max_ranks]
+    """The cases that together let every feature meet every size (`covering.py`).
+
+    Args:
+        max_ranks: larger ones are left out.
+    """
+    return [spec for spec in _covering_set() if Layout.parse(spec.layout).ranks <= max_ranks]
 
 
 def sample(count: int, max_ranks: int, seed: int, changes: Tables | None = None) -> list[CaseSpec]:
@@ -259,7 +189,7 @@ def sample(count: int, max_ranks: int, seed: int, changes: Tables | None = None)
     drawn: list[CaseSpec] = []
     refused = 0
     while len(drawn) < count:
-        spec = _draw(random, max_ranks)
+        spec = draw(random, max_ranks)
         spec = replace(spec, tables=merged([spec.tables, changes or {}]))
         try:
             refuse_unprovable(spec.case().run)
@@ -271,17 +201,38 @@ def sample(count: int, max_ranks: int, seed: int, changes: Tables | None = None)
     return drawn
 
 
-def _draw(random: Random, max_ranks: int) -> CaseSpec:
-    """One case, perhaps an impossible one."""
+def draw(random: Random, max_ranks: int, rate: float = 0.25, most: int = 8) -> CaseSpec:
+    """One case, perhaps an impossible one.
+
+    Args:
+        random: what to draw from.
+        max_ranks: of its layout.
+        rate: how likely each feature is.
+        most: sequences of a dp rank, where its schedule needs no more.
+    """
     layout = _layout(random, max_ranks)
-    tables, stages = _sizes(random, layout)
+    tables, stages = _sizes(random, layout, most)
     if stages:
         layout = f"{layout} stages={'+'.join(map(str, stages))}"
-    names = [name for name in DRAWN if random.random() < 0.25]
-    if Layout.parse(layout).ep > 1 and not set(names) & set(ROUTED):
-        names.append(random.choice(ROUTED))
     masked: Masked = random.choices(("uneven", "holes", "none"), (3, 2, 1))[0]
-    return CaseSpec(layout, tuple(names), masked, random.random() < 0.25, tables)
+    names = _features(random, Layout.parse(layout), rate)
+    if "wide" in names:  # which says how wide itself
+        tables["model"] = {"layers": tables["model"]["layers"]}
+    return CaseSpec(layout, tuple(names), masked, random.random() < rate, tables)
+
+
+def _features(random: Random, layout: Layout, rate: float) -> list[str]:
+    """Names in `FEATURES`, that do not undo each other and suit the layout, mostly."""
+    names = [name for name in DRAWN if random.random() < rate]
+    if layout.ep > 1 and not set(names) & set(ROUTED):
+        names.append(random.choice(ROUTED))
+    for group in EXCLUSIVE:
+        both = [name for name in names if name in group]
+        stays = random.choice(both or [""])
+        names = [name for name in names if name not in both or name == stays]
+    blocks = layout.precision.recipe in ("fp8-block", "mxfp8", "nvfp4")
+    needs = {"stochastic": layout.precision.rest == "bf16", "wide": blocks}
+    return [name for name in names if needs.get(name, True)]
 
 
 def _layout(random: Random, max_ranks: int) -> str:
@@ -299,9 +250,12 @@ def _layout(random: Random, max_ranks: int) -> str:
     schedule = random.choice(SPECS)
     chosen["schedule"] = schedule.name
     if pp > 1 and not schedule.chunks.fixed:
-        chosen["v"] = random.choice((1, 2, 2, 3) if pp <= 2 else (1, 2, 2))
-    if random.random() < 0.3:
+        chosen["v"] = random.choice((1, 2, 2, 3, 4) if pp <= 2 else (1, 2, 2, 3))
+    chance = random.random()
+    if chance < 0.3:
         chosen["precision"] = f"{random.choice(SCALED)}+fp64"
+    elif chance < 0.45:
+        chosen["precision"] = random.choice(("fp32", "bf16", "fp16"))
     if tp > 1 and random.random() < 0.3:
         chosen["sp"] = "off"
     if random.random() < 0.2:
@@ -328,7 +282,7 @@ def _degrees(random: Random, max_ranks: int) -> tuple[int, int, int, int]:
     return random.choices(options, [1 + 3 * a * a for a in axes])[0]
 
 
-def _sizes(random: Random, layout: str) -> tuple[Table, tuple[int, ...]]:
+def _sizes(random: Random, layout: str, most: int) -> tuple[Table, tuple[int, ...]]:
     """Layers, heads and batch that suit the layout, mostly; and how uneven its stages are."""
     cut = Layout.parse(layout)
     layers = max(num_stages(cut), random.randint(2, 4)) + random.choice((0, 0, 1))
@@ -338,7 +292,7 @@ def _sizes(random: Random, layout: str) -> tuple[Table, tuple[int, ...]]:
         stages = tuple(b - a for a, b in zip([0, *borders], [*borders, layers], strict=True))
     heads, kv_heads = random.choice(((4, 4), (4, 2), (4, 1), (6, 3), (2, 2)))
     least = enough_micro_batches(cut, 1)
-    m = enough_micro_batches(cut, least * random.randint(1, max(1, 8 // (cut.mb * least))))
+    m = enough_micro_batches(cut, least * random.randint(1, max(1, most // (cut.mb * least))))
     batch = cut.dp * cut.mb * m
     model = {"layers": layers, "heads": heads, "kv_heads": kv_heads, "hidden": 12 * heads}
     return {"model": model, "recipe": {"batch": batch, "seed": random.randrange(1000)}}, stages

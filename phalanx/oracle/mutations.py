@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from phalanx.core.message import Axis, Collective, Message
+from phalanx.data.batches import IGNORED
 from phalanx.trainer.engine.engine import Engine
 from phalanx.trainer.engine.executor import Executor
 from phalanx.trainer.engine.optimizer import PendingScalar
@@ -177,7 +178,7 @@ def _rotate(x: Tensor, parts: int) -> None:
 
 def divides_by_micro_batches(engine: Engine) -> Engine:
     """The loss of each micro-batch is averaged once more over micro-batches."""
-    return replace(engine, executor=_remade(_DividesByMicroBatches, engine.executor))
+    return replace(engine, executor=remade(_DividesByMicroBatches, engine.executor))
 
 
 def keeps_the_last_micro_batch(engine: Engine) -> Engine:
@@ -194,23 +195,30 @@ def forgets_weights_once(engine: Engine) -> Engine:
         index: replace(stage, gradients=_ForgetsWeightsOnce(stage.gradients, m))
         for index, stage in engine.executor.stages.items()
     }
-    return replace(engine, executor=_remade(Executor, engine.executor, stages))
+    return replace(engine, executor=remade(Executor, engine.executor, stages))
 
 
 def forgets_documents(engine: Engine) -> Engine:
     """Tokens look into the document before theirs."""
-    return replace(engine, executor=_remade(_ForgetsDocuments, engine.executor))
+    return replace(engine, executor=remade(_ForgetsDocuments, engine.executor))
 
 
 def swaps_chunks(engine: Engine) -> Engine:
     """Both chunks of a cp rank change places; positions go with them, and only masks are wrong."""
-    return replace(engine, executor=_remade(_SwapsChunks, engine.executor))
+    return replace(engine, executor=remade(_SwapsChunks, engine.executor))
+
+
+def loses_micro_batch(index: int, engine: Engine) -> Engine:
+    """One micro-batch of this rank has no loss."""
+    executor = remade(_LosesOne, engine.executor)
+    executor.lost = index  # type: ignore[attr-defined]  # of the kind that it is remade into
+    return replace(engine, executor=executor)
 
 
 def skips_a_block(engine: Engine) -> Engine:
     """Each rank leaves one block out; its weights are still there."""
-    stages = {index: _without_a_block(stage) for index, stage in engine.executor.stages.items()}
-    return replace(engine, executor=_remade(Executor, engine.executor, stages))
+    stages = {index: without_a_block(stage) for index, stage in engine.executor.stages.items()}
+    return replace(engine, executor=remade(Executor, engine.executor, stages))
 
 
 def decays_vectors(engine: Engine) -> Engine:
@@ -254,15 +262,26 @@ def drops_by_rank(engine: Engine) -> Engine:
     return engine
 
 
-def _remade(
+def remade(
     kind: type[Executor], executor: Executor, stages: Mapping[int, Stage] | None = None
 ) -> Executor:
+    """The same executor of another kind, perhaps with other stages."""
     return kind(stages or executor.stages, executor.wire, executor.recorder, executor.rule)
 
 
 class _DividesByMicroBatches(Executor):
     def run(self, batches: Sequence[MicroBatch], scale: Tensor) -> list[Tensor]:
         return super().run(batches, scale / len(batches))
+
+
+class _LosesOne(Executor):
+    lost = 0
+
+    def run(self, batches: Sequence[MicroBatch], scale: Tensor) -> list[Tensor]:
+        blind = torch.full_like(batches[self.lost].targets, IGNORED)
+        rest = list(batches)
+        rest[self.lost] = replace(rest[self.lost], targets=blind)
+        return super().run(rest, scale)
 
 
 class _ForgetsWeightsOnce(WeightGradients):
@@ -316,7 +335,8 @@ class _KeepsTheLast(UpdateRule):
         return self._rule.finish(loss)
 
 
-def _without_a_block(stage: Stage) -> Stage:
+def without_a_block(stage: Stage) -> Stage:
+    """A stage that leaves its first block out."""
     skipped = next(i for i, part in enumerate(stage.parts) if isinstance(part, Block))
     kept = [i for i in range(len(stage.parts)) if i != skipped]
     parts, units = [stage.parts[i] for i in kept], [stage.units[i] for i in kept]

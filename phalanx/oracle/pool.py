@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from phalanx.core.errors import PhalanxError, RankLeftError, StartError
 from phalanx.trainer.run.launch import leaving_main_alone
+from phalanx.trainer.run.sockets import keep_socket_paths_short
 
 Job = Callable[..., Any]
 
@@ -47,6 +48,7 @@ class RankPool:
             on_event: is told in a line when a job is run again on fresh ranks.
         """
         self.size, self.on_event = size, on_event
+        keep_socket_paths_short()
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([__name__, *_PRELOADED])
         self._workers: list[tuple[BaseProcess, Connection]] = []

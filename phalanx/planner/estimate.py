@@ -308,6 +308,13 @@ def _added_up(found: Iterable[SentMessage], held: Holdings, m: Integers) -> Iter
             sums = totals.setdefault((*each, size, n), np.zeros(3))
             sums += (times, times * costs[0], times * costs[1])
     for (axis, collective, purpose, size, n), (times, lasts, shown) in totals.items():
-        yield PricedMessage(axis, collective, purpose, size, times, lasts, shown, n)
+        sent = sent_by_one_rank(collective, size, n)
+        yield PricedMessage(axis, collective, purpose, size, times, lasts, shown, n, sent)
     for (axis, collective, purpose, n), (size, lasts, shown) in joined.items():
-        yield PricedMessage(axis, collective, purpose, size, 1, lasts, shown, n)
+        sent = sent_by_one_rank(collective, size, n)
+        yield PricedMessage(axis, collective, purpose, size, 1, lasts, shown, n, sent)
+
+
+def sent_by_one_rank(collective: str, size: float, ranks: int) -> float:
+    """Bytes that one rank sends for one message of so many bytes of the full vector."""
+    return size if collective == "send" else float(bytes_sent(collective, size, ranks))

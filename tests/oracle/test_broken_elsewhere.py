@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ from phalanx.cost.refusals import refuse
 from phalanx.data.batches import IGNORED, Batch
 from phalanx.data.synthetic import SyntheticStream
 from phalanx.oracle.cases import CaseSpec
+from phalanx.oracle.mutations import loses_micro_batch
 from phalanx.oracle.pool import RankPool
-from phalanx.oracle.verify import Case, default_case, reference_job, verify
+from phalanx.oracle.verify import Case, compare, default_case, reference_job, verify
 from phalanx.schedules.layouts import layers_of_stages
 from phalanx.trainer.engine.engine import build_engine
 from phalanx.trainer.engine.optimizer import global_norm
@@ -43,11 +45,20 @@ def first_norm(ranks: RankPool, spec: CaseSpec) -> float:
     return norms[0]
 
 
+TWELVE = {"model": {"layers": 4, "hidden": 32, "ffn": 48}, "recipe": {"batch": 12, "seq": 16}}
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_twelve_micro_batches_make_one_batch_of_twelve(ranks: RankPool, schedule: str) -> None:
-    case = CaseSpec(f"pp=2 schedule={schedule}", tables={"recipe": {"batch": 12}}).case()
+    """Each counts: a step that loses any one of them is another step."""
+    case = CaseSpec(f"pp=2 schedule={schedule}", masked="none", tables=TWELVE).case()
     assert case.run.micro_batches == 12
     assert verify(ranks, case).complaints == []
+    once = replace(case, steps=1)
+    (reference,) = ranks.run(1, reference_job, once)
+    lost = [partial(loses_micro_batch, index) for index in range(12)]
+    unnoticed = [t.args for t in lost if compare(ranks, once, reference, tamper=t).passed]
+    assert unnoticed == []
 
 
 def test_eight_by_four_and_two_by_sixteen_make_the_same_step(ranks: RankPool) -> None:

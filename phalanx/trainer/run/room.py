@@ -85,7 +85,7 @@ def least_bytes(run: Run, pp_rank: int, default: str) -> float:
     memory = rank_memory(
         run.model, plain, run.recipe.seq, pp_rank, one_micro_batch, ours(run.recipe)
     )
-    return _PRECISE * float(memory.allocated)
+    return float(_PRECISE * memory.allocated)
 
 
 def _rooms(run: Run, local_ranks: int) -> Iterator[Room]:

@@ -15,6 +15,7 @@ from phalanx.trainer.engine.batching import micro_batches
 from phalanx.trainer.engine.engine import Engine, build_engine
 from phalanx.trainer.parallel.mesh import build_mesh
 from phalanx.trainer.run.generate import generate
+from phalanx.trainer.run.worker import StopSignal
 
 LLAMA = ModelShape(layers=2, hidden=16, heads=4, kv_heads=2, ffn=24, vocab=40)
 LATENT = replace(LLAMA, kv_heads=4, kv_lora_rank=8, qk_nope=6, qk_rope=4, v_head=5)
@@ -75,3 +76,17 @@ def test_the_likeliest_tokens_are_those_of_passes_over_the_whole_text(
 def test_a_text_longer_than_the_sequence_goes_on_with_its_end(ranks: RankPool) -> None:
     wanted = expected(LLAMA, seq=8)
     assert ranks.run(2, written, LLAMA, "tp=2", 8) == [wanted] * 2
+
+
+def cut_short(line: str, stops: int) -> list[int]:
+    """On every rank: what is written once one of them is asked to stop."""
+    engine = built(LLAMA, line, 16)
+    stop = StopSignal()
+    stop.requested = engine.run.layout.rank_at(engine.mesh.at) == stops
+    return generate(engine, PROMPT, COUNT, stop=stop)
+
+
+def test_a_stop_on_one_rank_ends_the_text_on_all(ranks: RankPool) -> None:
+    assert ranks.run(2, cut_short, "tp=2", 1) == [[], []]
+    nobody = ranks.run(2, cut_short, "tp=2", 2)
+    assert [len(text) for text in nobody] == [COUNT, COUNT]

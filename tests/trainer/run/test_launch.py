@@ -12,7 +12,7 @@ import entries_for_launch as entries
 import pytest
 
 from phalanx.core.errors import DataError, PhalanxError, StartError
-from phalanx.trainer.run.cores import num_cores
+from phalanx.trainer.run.cores import num_threads
 from phalanx.trainer.run.launch import launch
 from phalanx.trainer.run.supervise import WorkerCrashError
 
@@ -92,7 +92,7 @@ def test_ranks_know_their_place_and_reach_each_other(tmp_path: Path) -> None:
 def test_ranks_share_the_cores_and_stay_on_this_machine(tmp_path: Path) -> None:
     launch(entries.note, (str(tmp_path),), 2)
     found = json.loads((tmp_path / "1.json").read_text())
-    assert found["threads"] == max(1, num_cores() // 2)
+    assert found["threads"] == num_threads(2)
     assert found["interface"] in ("lo", "lo0")
 
 
