@@ -81,7 +81,7 @@ def test_it_saves_its_gate_and_its_result():
 
 
 def test_it_runs_one_product_and_one_memory_bound_kernel_more():
-    cut = Slice(SHAPE, Layout(tp=TP), SEQ, MEGATRON_CORE)
+    cut = Slice(Table.of(SHAPE, Recipe(seq=SEQ), [Layout(tp=TP)]), MEGATRON_CORE)
     more, less = (kernels(model.dense.all, cut) for model in (GATED, PLAIN))
     product, multiply = (work for work in more if work not in less)
     assert isinstance(product, Product)
