@@ -131,8 +131,8 @@ def _sample(sweep: Sweep, blocks: list[Any]) -> list[Layout]:
         block = blocks[draw.integers(len(blocks))]
         rows, shards = np.nonzero(block.fits)
         place = draw.integers(len(rows))
-        size = int(block.sharding.shards[0, shards[place]])
-        layouts.append(sweep.where.layout(block.rows, int(rows[place]), block.sharding.zero, size))
+        size, zero = int(block.group.shards[0, shards[place]]), int(block.group.zero[0, 0])
+        layouts.append(sweep.where.layout(block.rows, int(rows[place]), zero, size))
     return layouts
 
 

@@ -23,14 +23,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from phalanx.planner.question import Question, ask
-from phalanx.planner.stages import block_seconds
 
 from phalanx.catalog import sustained as rates_files
 from phalanx.core.sustained import Sustained
-from phalanx.planner.estimate import step_seconds
+from phalanx.planner.estimate import Priced
 from phalanx.planner.published.rows import PublishedRun, read_rows, read_run
 from phalanx.planner.published.runs import baseline
+from phalanx.planner.workload import workload_of
 
 Vector = NDArray[np.float64]
 
@@ -132,11 +131,16 @@ ASSUMED_SPREAD = 0.25  # for parts that no row used
 
 @dataclass(frozen=True)
 class Item:
-    """One row that can be fitted: the run, its question, and its weight."""
+    """One row that can be fitted: the run, its layout with its workload, and its weight."""
 
     run: PublishedRun
-    question: Question
+    priced: Priced
     weight: float
+
+
+def _with(priced: Priced, rates: Sustained) -> Priced:
+    """The same layout on devices that reach so much."""
+    return Priced(replace(priced.workload, assumed=rates), priced.layout)
 
 
 def main() -> int:
@@ -209,7 +213,11 @@ def read_items(gpu: str) -> list[Item]:
     return [
         Item(
             run,
-            ask(run.shape, run.cluster, run.layouts[0], run.seq, run.batch, run.practice),
+            Priced(
+                *workload_of(
+                    run.shape, run.cluster, run.layouts[0], run.seq, run.batch, run.framework
+                )
+            ),
             counts[run.practice.name, run.one_layer] ** -0.75,
         )
         for run in usable
@@ -220,8 +228,8 @@ def residuals(items: list[Item], rates: Sustained) -> Vector:
     """ln(predicted / published) of every row."""
     found = []
     for item in items:
-        question = replace(item.question, rates=rates)
-        predicted = block_seconds(question) if item.run.one_layer else step_seconds(question)
+        priced = _with(item.priced, rates)
+        predicted = priced.block_seconds() if item.run.one_layer else priced.step_seconds()
         found.append(math.log(predicted / (item.run.step_seconds or predicted)))
     return np.array(found)
 
@@ -234,7 +242,7 @@ def report(items: list[Item], rates: Sustained, fitted: int) -> Sustained:
     left = residuals(items, rates)
     free = max(len(items) - fitted, 1)
     used = [
-        baseline(replace(item.question, rates=replace(rates, utilization=1.0)))
+        baseline(_with(item.priced, replace(rates, utilization=1.0)).workload, item.priced.layout)
         / (item.run.step_seconds or 1.0)
         for item in items
         if not item.run.one_layer

@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,11 +14,12 @@ from phalanx.cost.collectives import (
     LinkRate,
     best_seconds,
     bytes_sent,
-    double_tree_seconds,
+    double_tree,
     gather_bandwidth,
     in_network_seconds,
+    ring,
     ring_seconds,
-    tree_seconds,
+    tree,
 )
 
 names = st.sampled_from(NAMES)
@@ -61,35 +63,35 @@ def test_nobody_sends_more_than_twice_the_vector(name: str, S: float, p: int):
 @given(names, sizes, wires)
 def test_a_group_of_one_sends_nothing_and_waits_for_nothing(name: str, S: float, wire: LinkRate):
     assert bytes_sent(name, S, 1) == 0
-    assert best_seconds(name, S, 1, wire)[0] == 0
+    assert best_seconds(name, S, 1, wire) == 0
 
 
 @given(names, sizes, ranks, wires)
 def test_no_algorithm_beats_the_bytes_it_must_send(name: str, S: float, p: int, wire: LinkRate):
     least = bytes_sent(name, S, p) / wire.bandwidth
-    for seconds in (ring_seconds, tree_seconds, double_tree_seconds):
+    for algorithm in (ring, tree, double_tree):
         # A tree all-to-all by Bruck sends S/2 per round, the pairwise exchange less in all.
-        assert seconds(name, S, p, wire) >= least * (1 - 1e-12) or name == "all_to_all"
+        assert algorithm(name, p, wire).at(S) >= least * (1 - 1e-12) or name == "all_to_all"
 
 
 @given(ranks, wires)
 def test_large_vectors_go_round_the_ring_and_tiny_ones_over_a_tree(p: int, wire: LinkRate):
     large = 1e4 * wire.latency * wire.bandwidth * p
-    assert best_seconds("all_gather", large, p, wire)[1] == "ring"
+    assert best_seconds("all_gather", large, p, wire) == ring("all_gather", p, wire).at(large)
     if p >= 8:
-        assert best_seconds("all_reduce", 1.0, p, wire)[1] != "ring"
+        assert best_seconds("all_reduce", 1.0, p, wire) < ring("all_reduce", p, wire).at(1.0)
 
 
 def test_the_ring_waits_once_per_rank_and_the_tree_once_per_doubling():
     wire = LinkRate(latency=1.0, bandwidth=1e30)
     assert ring_seconds("all_reduce", 1.0, 1024, wire) == pytest.approx(2 * 1023)
-    assert tree_seconds("all_reduce", 1.0, 1024, wire) == pytest.approx(2 * 10)
+    assert tree("all_reduce", 1024, wire).at(1.0) == pytest.approx(2 * 10)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_tree_over_ranks_that_are_no_power_of_two_rounds_up(name: str):
     wire = LinkRate(latency=1.0, bandwidth=1e30)
-    assert tree_seconds(name, 1.0, 5, wire) == pytest.approx(tree_seconds(name, 1.0, 8, wire))
+    assert tree(name, 5, wire).at(1.0) == pytest.approx(tree(name, 8, wire).at(1.0))
 
 
 def test_switches_that_add_save_a_quarter_of_an_all_reduce():
@@ -116,3 +118,10 @@ def test_what_is_no_collective_and_what_is_no_group_is_refused():
         bytes_sent("allreduce", 1.0, 2)
     with pytest.raises(UsageError, match="at least 1"):
         bytes_sent("all_reduce", 1.0, 0)
+
+
+@given(names, st.lists(st.integers(1, 4096), min_size=1, max_size=5), wires)
+def test_a_column_of_groups_takes_what_each_group_takes(name, sizes, wire):
+    column = best_seconds(name, 1e6, np.array(sizes), wire)
+    alone = [best_seconds(name, 1e6, size, wire) for size in sizes]
+    assert np.asarray(column).tolist() == pytest.approx(alone)

@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,10 +10,12 @@ from phalanx.catalog.sustained import sustained
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.recompute import Recompute
+from phalanx.core.run import Recipe
 from phalanx.cost.blocks import Slice, block_work, embedding_work, head_work
-from phalanx.cost.compute import Machine, Product, Scores, Sweep, again, fill, price, total
+from phalanx.cost.compute import Machine, MemoryBoundKernel, Product, Scores, fill, price
 from phalanx.cost.flops import flops_per_token
 from phalanx.cost.framework import EAGER_FSDP, MEGATRON_2021, MEGATRON_CORE, PHALANX
+from phalanx.cost.table import Choice, Table
 
 RATES = sustained("h100-sxm")
 MACHINE = Machine(peak=1e15, wide=1e15, hbm=3e12, element=2, accumulate=0.0, rates=RATES)
@@ -28,7 +31,8 @@ MODELS = [
 
 
 def slice_of(shape, layout="", framework=PHALANX, seq=4096):
-    return Slice(shape, Layout.parse(layout), seq, framework)
+    row = Layout.parse(layout)
+    return Slice(Table.of(shape, Recipe(seq=seq, batch=row.dp * row.mb), [row]), framework)
 
 
 def works_of(shape, cut):
@@ -42,15 +46,26 @@ def works_of(shape, cut):
 def flops_of(works):
     """Forward, with the two gradients of each product and the two products of the scores'."""
     products = [6 * w.M * w.N * w.K * w.batch for w in works if isinstance(w, Product)]
-    return sum(products) + sum(3 * w.flops for w in works if isinstance(w, Scores))
+    flops = sum(products) + sum(3 * w.flops for w in works if isinstance(w, Scores))
+    return float(np.max(flops))
+
+
+def repeated(works, mode, *, early):
+    """Seconds of the forward that backward repeats."""
+    again = price(works, MACHINE).repeated(Choice.of([Recompute.parse(mode)]), stops_early=early)
+    return float(np.max(again.seconds))
+
+
+def forward_of(works):
+    return float(np.max(price(works, MACHINE).sum().F))
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_kernels_do_the_arithmetic_of_the_papers(name):
     shape = load.model(name)
     cut = slice_of(shape)
-    counted = flops_of(works_of(shape, cut)) / cut.tokens
-    assert counted == pytest.approx(flops_per_token(shape, cut.seq, causal=True), rel=0.005)
+    counted = flops_of(works_of(shape, cut)) / cut.tokens[0]
+    assert counted == pytest.approx(flops_per_token(shape, 4096, causal=True), rel=0.005)
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "gpt-3-175b", "mixtral-8x7b", "deepseek-v3"])
@@ -106,55 +121,72 @@ def test_no_result_fills_more_than_the_cores(M, N, batch):
     assert 0 < fill(M, N, batch, 132) <= 1.0
 
 
+def priced(work, machine=MACHINE):
+    """Seconds in F, I and W."""
+    return price([work], machine).sum()
+
+
 def test_backward_of_a_product_is_two_products():
-    cost = price(Product("square", 4096, 4096, 4096), MACHINE)
-    assert cost.products.F == cost.products.I == cost.products.W
-    assert cost.peak.total == pytest.approx(6 * 4096**3 / 1e15)
+    work = Product("square", 4096, 4096, 4096)
+    assert priced(work).F == priced(work).I == priced(work).W
+    peak = price([work], MACHINE).at_peak(Product)
+    assert peak.total == pytest.approx(6 * 4096**3 / 1e15)
 
 
 def test_adding_gradients_up_hides_behind_a_deep_product_and_not_behind_a_thin_one():
     adding = replace(MACHINE, accumulate=8.0)
     deep, thin = Product("deep", 16384, 4096, 4096), Product("thin", 64, 4096, 4096)
-    assert price(deep, adding).products == price(deep, MACHINE).products
-    assert price(thin, adding).products.W > 1.5 * price(thin, MACHINE).products.W
+    assert priced(deep, adding) == priced(deep)
+    assert priced(thin, adding).W > 1.5 * priced(thin).W
 
 
 def test_first_generation_attention_is_slower():
     later, first = Scores("attention", 1e12), Scores("attention", 1e12, first=True)
-    assert price(first, MACHINE).attention.F > 1.5 * price(later, MACHINE).attention.F
+    assert priced(first).F > 1.5 * priced(later).F
 
 
 def test_full_recomputation_repeats_a_forward_and_early_stopping_less():
     shape = load.model("llama-2-7b")
     works = block_work(slice_of(shape, framework=MEGATRON_CORE), routed=False)
-    forward = total(works, MACHINE).busy.F
-    everything = again(works, MACHINE, Recompute.parse("full"), stops_early=False).seconds
-    less = again(works, MACHINE, Recompute.parse("full"), stops_early=True).seconds
-    assert everything == pytest.approx(forward)
+    forward = forward_of(works)
+    assert repeated(works, "full", early=False) == pytest.approx(forward)
     down = shape.ffn / (4 * shape.hidden + 3 * shape.ffn)  # share of products
-    assert less == pytest.approx(forward * (1 - down), rel=0.08)
+    assert repeated(works, "full", early=True) == pytest.approx(forward * (1 - down), rel=0.08)
 
 
 @pytest.mark.parametrize("name", ["llama-2-7b", "deepseek-v3"])
 def test_every_part_repeats_some_of_the_forward(name):
     works = block_work(slice_of(load.model(name), framework=MEGATRON_CORE), routed="v3" in name)
-    forward = total(works, MACHINE).busy.F
     modes = ["selective", "norms", "activation", "operators", "mlp"]
     modes += ["latent", "experts"] if "v3" in name else []
-    seconds = {
-        mode: again(works, MACHINE, Recompute.parse(mode), stops_early=False).seconds
-        for mode in modes
-    }
-    assert all(0 < time < forward for time in seconds.values())
-    assert again(works, MACHINE, Recompute.parse("none"), stops_early=False).seconds == 0
-    both = again(works, MACHINE, Recompute.parse("norms+mlp"), stops_early=False).seconds
+    seconds = {mode: repeated(works, mode, early=False) for mode in modes}
+    assert all(0 < time < forward_of(works) for time in seconds.values())
+    assert repeated(works, "none", early=False) == 0
+    both = repeated(works, "norms+mlp", early=False)
     assert both == pytest.approx(seconds["norms"] + seconds["mlp"])
+
+
+def test_a_table_of_layouts_is_priced_row_by_row():
+    shape, lines = load.model("llama-3.1-8b"), ["tp=2", "tp=4 mb=2", "cp=2 recompute=full"]
+    rows = [Layout.parse(line) for line in lines]
+    table = Table.of(shape, Recipe(seq=4096, batch=8), rows)
+    together = price(block_work(Slice(table, PHALANX), routed=False), MACHINE)
+    again = together.repeated(table.recompute, stops_early=True)
+    for place, line in enumerate(lines):
+        works = block_work(slice_of(shape, line), routed=False)
+        assert together.sum().F[place] == pytest.approx(forward_of(works))
+        mode = str(rows[place].recompute)
+        assert again.seconds[place] == pytest.approx(repeated(works, mode, early=True))
 
 
 def test_programs_that_fuse_less_move_more_bytes():
     shape = ModelShape(name="gpt", hidden=2048, heads=16, activation="gelu", positions="learned")
     moved = [
-        sum(w.forward + w.backward for w in block_work(cut, routed=False) if isinstance(w, Sweep))
+        sum(
+            float(np.max(w.forward + w.backward))
+            for w in block_work(cut, routed=False)
+            if isinstance(w, MemoryBoundKernel)
+        )
         for cut in (
             slice_of(shape, framework=p) for p in (MEGATRON_CORE, EAGER_FSDP, MEGATRON_2021)
         )

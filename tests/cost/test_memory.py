@@ -10,7 +10,8 @@ from phalanx.catalog import load
 from phalanx.core.errors import UsageError
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
-from phalanx.cost.memory import RankMemory, rank_memory, state_bytes
+from phalanx.cost.memory import RankMemory, rank_memory
+from phalanx.cost.parameter_memory import state_bytes
 from phalanx.cost.saved import MEGATRON, OURS, PAPER, Stack
 from phalanx.cost.state import sharded
 
@@ -53,7 +54,7 @@ def test_the_parts_add_up_to_the_total():
 def test_the_state_of_a_dense_rank_is_the_papers_table(zero: int, dp: int, tp: int):
     layout = Layout(zero=zero, dp=dp, tp=tp, precision="bf16")
     found = rank_memory(LLAMA_12, layout, 4096, 0, 1, MEGATRON)
-    per_param = sharded(state_bytes(layout, MEGATRON), zero, dp)
+    per_param = sharded(state_bytes(layout.precision, layout.zero_stage, MEGATRON), zero, dp)
     held = found.weights / per_param.weights if per_param.weights else None
     parts = (found.weights, found.gradients, found.optimizer)
     expected = (per_param.weights, per_param.gradients, per_param.optimizer)
@@ -107,9 +108,9 @@ def test_full_recomputation_trades_activations_for_one_block():
 
 def test_fp32_weights_are_their_own_master_except_where_they_come_and_go():
     plain, gathered = Layout(precision="fp32"), Layout(precision="fp32", dp=8, zero=3)
-    assert state_bytes(plain, OURS) == (4, 4, 0, 8)
-    assert state_bytes(gathered, OURS) == (0, 4, 4, 8)
-    assert state_bytes(Layout(precision="bf16"), OURS) == (2, 4, 4, 8)
+    assert state_bytes(plain.precision, 0, OURS) == (4, 4, 0, 8)
+    assert state_bytes(gathered.precision, 3, OURS) == (0, 4, 4, 8)
+    assert state_bytes(Layout(precision="bf16").precision, 0, OURS) == (2, 4, 4, 8)
 
 
 def test_stored_scores_grow_with_the_square_of_the_sequence():

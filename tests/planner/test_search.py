@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import product
 
+import numpy as np
 import pytest
 
 from phalanx.catalog import load
@@ -13,10 +14,11 @@ from phalanx.core.precision import Precision
 from phalanx.core.recompute import MODES
 from phalanx.planner.estimate import Priced, estimate
 from phalanx.planner.parse import read_limits
+from phalanx.planner.refine import TRIED
 from phalanx.planner.rerank import mesh_of
 from phalanx.planner.search import Found, search
 from phalanx.planner.space import MEMORY, SEARCHED
-from phalanx.planner.sweep import Request
+from phalanx.planner.sweep import Request, Sweep
 from phalanx.planner.workload import workload_of
 from phalanx.schedules.build import build
 from phalanx.schedules.layouts import chunks
@@ -78,6 +80,10 @@ def priced() -> dict[Layout, tuple[float, float]]:
     return prices
 
 
+# What the second stage would vary.
+FIRST_STAGE_ONLY = "logits=0 reshard=on context=ring offload=none optimistic=off compile=off"
+
+
 @pytest.mark.parametrize("memory", [80e9, 16e9, 9e9])
 def test_it_counts_what_counting_on_fingers_counts(priced, memory: float):
     found = search(request_of(memory))
@@ -88,7 +94,8 @@ def test_it_counts_what_counting_on_fingers_counts(priced, memory: float):
 
 
 def test_nothing_that_fits_is_faster_than_its_best(priced):
-    found = search(request_of(12e9, limits=read_limits("cp=1 mb=1 zero=1|3 recompute=none|full")))
+    words = "cp=1 mb=1 zero=1|3 recompute=none|full"
+    found = search(request_of(12e9, limits=read_limits(f"{words} {FIRST_STAGE_ONLY}")))
     best = {}
     for layout, (_, size) in priced.items():
         sharded = layout.zero in (1, 3) or layout.dp == 1  # where every stage is the same
@@ -113,6 +120,38 @@ def test_each_mesh_stands_there_once_and_ranks_rise_with_seconds():
     assert ranks[0] == 1
     assert ranks == sorted(set(ranks))
     assert ranks[-1] <= found.feasible
+
+
+def test_the_best_of_the_search_is_the_best_of_its_200_nearest_priced_by_estimate():
+    request = request_of(12e9, top=1, limits=read_limits(FIRST_STAGE_ONLY))
+    best, sweep, near = search(request).ranked[0].estimate, Sweep(request), []
+    for block in sweep.priced():
+        for row, shard in zip(*np.nonzero(block.fits), strict=True):
+            near.append((block.seconds[row, shard], block, int(row), int(shard)))
+    exact = []
+    for _, block, row, shard in sorted(near, key=lambda entry: entry[0])[:200]:
+        size, zero = int(block.group.shards[0, shard]), int(block.group.zero[0, 0])
+        exact.append(Priced(request, sweep.where.layout(block.rows, row, zero, size)))
+    assert best.step_seconds <= min(priced.step_seconds() for priced in exact) * (1 + 1e-9)
+
+
+def test_the_second_stage_finds_what_the_first_leaves_at_its_default():
+    narrowed = search(request_of(8.5e9, limits=read_limits(FIRST_STAGE_ONLY))).ranked[0].estimate
+    found = search(request_of(8.5e9)).ranked[0].estimate
+    assert found.step_seconds < narrowed.step_seconds
+    assert found.fits
+    changed = [key for key in TRIED if getattr(found.layout, key) != getattr(Layout(), key)]
+    assert changed
+
+
+def test_like_meshes_stand_under_the_simplest():
+    found = search(request_of(top=20))
+    shown = [ranked.mesh for ranked in found.ranked]
+    for ranked in found.ranked:
+        for other in ranked.alike:
+            assert mesh_of(other) not in shown
+            assert other.cp >= ranked.estimate.layout.cp
+            assert (other.pp, other.tp) == (ranked.mesh.pp, ranked.mesh.tp)
 
 
 def test_what_is_shown_fits_and_costs_what_estimate_says():
