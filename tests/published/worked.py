@@ -16,15 +16,18 @@ from formulas import (
     mixed_floor,
     mixed_ratio,
     pipeline_hops,
+    seconds_for,
+    share_from_rate,
     stack_params,
     tensor_width,
 )
+from volumes import tensor_layer_bytes
 
 from phalanx.catalog import load
 from phalanx.core.layout import Layout
 from phalanx.cost.activations import linear_term_bytes, paper_layer_bytes
 from phalanx.cost.collectives import Level, LinkRate, bytes_sent, gather_bandwidth, ring_seconds
-from phalanx.cost.flops import rate_from_share, seconds_for, share_from_rate
+from phalanx.cost.flops import rate_from_share
 from phalanx.cost.roofline import (
     LayerSizes,
     SwitchedFabric,
@@ -34,7 +37,6 @@ from phalanx.cost.roofline import (
     weights_floor,
 )
 from phalanx.cost.state import BOOK_ADAM, MIXED_ADAM, largest_model, sharded
-from phalanx.cost.volumes import tensor_layer_bytes
 from phalanx.schedules.layouts import layers_of_stages
 from phalanx.schedules.registry import find_schedule
 
