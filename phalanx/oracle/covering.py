@@ -126,7 +126,7 @@ def candidates(count: int, seed: int, max_ranks: int = 8) -> list[CaseSpec]:
     """
     random, found = Random(seed), list[CaseSpec]()
     while len(found) < count:
-        spec = draw(random, max_ranks, rate=0.45, most=3)
+        spec = draw(random, max_ranks, rate=0.45, small=True)
         try:
             refuse_unprovable(spec.case().run)
             found.append(spec)
