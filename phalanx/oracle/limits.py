@@ -29,6 +29,7 @@ ALL_ROUNDING = 1e-15
 # so does a weight under AdamW, which divides by gradients: those near zero decide.
 GRADIENT, WEIGHT, NUMBER_FACTOR = (2.0, 4.0), (4.0, 6.0), 4.0
 
+_SUMS = 8 * torch.finfo(torch.float32).eps  # losses of tokens are added up in fp32
 _SMALLEST = 1e-300  # keeps a division by the norm of a tensor of zeros finite
 
 
@@ -116,7 +117,7 @@ def _measured(step: ReferenceStep, noise: Noise, eps: float) -> StepLimits:
     least = 1e-3 * eps * step.grad_norm  # of a gradient that is nothing but rounding
     typical = _root_mean_square(step.weights.values())
     return StepLimits(
-        loss=NUMBER_FACTOR * noise.loss + eps / 8 * abs(step.loss),
+        loss=NUMBER_FACTOR * noise.loss + (eps / 8 + _SUMS) * abs(step.loss),
         grad_norm=NUMBER_FACTOR * noise.grad_norm + total,
         grads={
             name: _explained(g, noise.grads[name].times(GRADIENT), least, step.grad_norm * eps)

@@ -165,6 +165,13 @@ def test_in_low_precision_one_wrong_element_is_found() -> None:
     assert complaint.startswith("step 1: grad of w has an element off by 2.0e-01 of its largest")
 
 
+def test_a_loss_that_is_summed_in_fp32_may_round_where_no_draw_happened_to() -> None:
+    noise = Noise(0.0, 0.0, {"w": Deviation(0, 0)}, {"w": Deviation(0, 0)}, {})
+    (limit,) = measured_limits([reference(w=ONES)], [noise], torch.float32)
+    found = [judge_numbers([[1.0 + off]], [1.0], [limit.loss], "loss") for off in (2e-7, 1e-4)]
+    assert [bool(verdict.complaints) for verdict in found] == [False, True]
+
+
 def overflowing(**tensors: Tensor) -> ReferenceStep:
     """A step whose gradients are not finite, and whose weights are as they were."""
     broken = {name: torch.full_like(x, math.nan) for name, x in tensors.items()}
