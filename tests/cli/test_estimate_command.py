@@ -52,7 +52,9 @@ def test_json_has_the_fields_that_scripts_rely_on(capsys):
     }
     assert memory["peak_bytes"] == pytest.approx(sum(memory["by_class"].values()))
     assert len(memory["stages"]) == 2
-    assert {message["axis"] for message in document["traffic"]} == {"data", "tensor", "pipeline"}
+    assert {message["axis"] for message in document["traffic"]} == {
+        *("data", "tensor", "pipeline", "world")
+    }
     for message in document["traffic"]:
         assert 0 <= message["exposed_seconds"] <= message["seconds"] * 1.01
         assert 0 < message["bytes_per_rank"] <= 2 * message["bytes"]
@@ -148,7 +150,7 @@ def test_published_runs_are_compared_row_by_row(capsys, tmp_path):
 
 def test_a_file_that_is_not_there_is_said_in_one_line(capsys):
     code, out, err = run(capsys, "published", "nowhere.csv")
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert len(err.splitlines()) == 1
 
 
