@@ -113,6 +113,10 @@ def _with_memory(cluster: Cluster, memory: str | float | None) -> Cluster:
     """The cluster, with as much memory as may be used."""
     if memory is None:
         return cluster
+    if isinstance(memory, str) and memory.strip().isdecimal() and int(memory):
+        raise UsageError(
+            f"memory is {memory}: {memory} what? write it as {memory}GB or {memory}GiB"
+        )
     size = parse_bytes(memory, "memory") if isinstance(memory, str) else float(memory)
     if not 0 < size <= LARGEST["memory"]:
         raise UsageError(f"memory is {memory}; it can be at most {LARGEST['memory']:.0e}")

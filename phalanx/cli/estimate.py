@@ -26,7 +26,7 @@ def arguments(parser: ArgumentParser) -> None:
         help='as in "pp=16 tp=8 zero=1 schedule=interleaved v=2 mb=1"; dp is what is left of the '
         "devices unless it is given",
     )
-    parser.add_argument("--seq", type=int, default=4096, help="tokens per sequence (default 4096)")
+    parser.add_argument("--seq", type=int, default=8192, help="tokens per sequence (default 8192)")
     batch = parser.add_mutually_exclusive_group(required=True)
     batch.add_argument("--batch", type=int, help="sequences in one step, all devices together")
     batch.add_argument("--tokens", help="tokens in one step, all devices together: 16M, 4Mi, 4e6")

@@ -80,7 +80,8 @@ def _explain(error: BaseException) -> tuple[str, int] | None:
         case MemoryError() | ImportError() if _lacks_memory(error):
             return "memory ran out; see what ulimit -v and free say", 1
         case OSError(strerror=str(reason)) if error.filename is not None or error.errno in RAN_OUT:
-            return f"{error.filename or 'the system'}: {reason}", 1
+            missing = isinstance(error, FileNotFoundError)
+            return f"{error.filename or 'the system'}: {reason}", 2 if missing else 1
     return None
 
 

@@ -30,9 +30,9 @@ def arguments(parser: ArgumentParser) -> None:
     """Declare what the command takes; the help text is the documentation."""
     parser.add_argument("model", help="a catalog name (phalanx models) or a .toml file")
     parser.add_argument("cluster", help="h100x16384, tpu-v5p:16x16x16, a catalog name or a file")
-    parser.add_argument(
-        "--tokens", required=True, help="tokens in one step, all devices together: 16M, 4Mi, 4e6"
-    )
+    step = parser.add_mutually_exclusive_group(required=True)
+    step.add_argument("--batch", type=int, help="sequences in one step, all devices together")
+    step.add_argument("--tokens", help="tokens in one step, all devices together: 16M, 4Mi, 4e6")
     parser.add_argument("--seq", type=int, default=8192, help="tokens per sequence (default 8192)")
     parser.add_argument("--max-tp", type=int, metavar="N", help="no more tensor parallelism than N")
     parser.add_argument(
@@ -123,7 +123,9 @@ def _plan(args: Namespace) -> "Plan":
         storage=parse_bytes(args.storage, "--storage") if args.storage else 0.0,
         price=args.price,
     )
-    found = plan(args.model, args.cluster, tokens=args.tokens, seq=args.seq, **options)
+    found = plan(
+        args.model, args.cluster, tokens=args.tokens, batch=args.batch, seq=args.seq, **options
+    )
     if args.why:
         found = found.asking(args.why)
     if args.train_tokens is not None:

@@ -8,10 +8,13 @@ stands the same utilisation for all rows of an accelerator.
 """
 
 import json
+import textwrap
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from phalanx.cli.table import format_argument
+
+WIDTH = 80  # columns of what is printed
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -37,8 +40,18 @@ def run(args: Namespace) -> int:
         shown = [screen.row(p) for p in predictions if not p.skipped]
         print_table(screen.ROW_HEADERS, shown, args.format)
         print()
+        peaks = [screen.peak_row(p) for p in predictions if p.published_peak_bytes is not None]
+        if peaks:
+            print_table(screen.PEAK_HEADERS, peaks, args.format)
+            print()
     scores = [screen.score_row(score) for score in accuracy.groups]
     print_table(screen.SCORE_HEADERS, scores, args.format)
+    of_peaks = [screen.peak_score_row(score) for score in accuracy.groups if score.memory]
+    if of_peaks:
+        print()
+        print_table(screen.PEAK_SCORE_HEADERS, of_peaks, args.format)
     for line in (*screen.skipped(predictions), *screen.closing(predictions, accuracy)):
-        print(line)
+        print(
+            textwrap.fill(line, WIDTH, break_on_hyphens=False) if args.format == "table" else line
+        )
     return 0

@@ -7,51 +7,59 @@ from phalanx.core.units import show_bytes, show_seconds, show_share
 from phalanx.planner.published.runs import Prediction
 from phalanx.planner.published.scores import Accuracy, Errors, Score
 
-ROW_HEADERS = ("row", "predicted", "published", "error", "baseline", "memory", "published", "error")
-SCORE_HEADERS = (
-    "group",
-    "rows",
-    "time mean",
-    "median",
-    "90 %",
-    "worst",
-    "bias",
-    "baseline mean",
-    "median",
-    "peaks",
-    "memory mean",
-    "worst",
-    "bias",
-)
+ROW_HEADERS = ("row", "predicted", "published", "error", "baseline")
+PEAK_HEADERS = ("row", "peak", "published", "error")
+SCORE_HEADERS = ("seconds of a step", "rows", "mean", "median", "90 %", "worst", "bias", "baseline")
+PEAK_SCORE_HEADERS = ("bytes at the peak", "rows", "mean", "median", "worst", "bias")
+MOST_OF_ID, MOST_OF_GROUP = 40, 22  # characters, so that a row fits into 80 columns
 
 
 def row(prediction: Prediction) -> tuple[str, ...]:
-    """One prediction as the cells of a table."""
+    """The seconds of one prediction as the cells of a table."""
     return (
-        prediction.id,
+        _short(prediction.id),
         _seconds(prediction.seconds),
         _seconds(prediction.published_seconds),
         _signed(prediction.time_error),
         _signed(prediction.baseline_error),
-        _bytes(prediction.peak_bytes if prediction.published_peak_bytes else None),
+    )
+
+
+def peak_row(prediction: Prediction) -> tuple[str, ...]:
+    """And its bytes, where some were published."""
+    return (
+        _short(prediction.id),
+        _bytes(prediction.peak_bytes),
         _bytes(prediction.published_peak_bytes),
         _signed(prediction.memory_error),
     )
 
 
 def score_row(score: Score) -> tuple[str, ...]:
-    """The errors of one group as the cells of a table."""
-    time, baseline, memory = score.time, score.baseline, score.memory
+    """The errors of the seconds of one group as the cells of a table."""
+    time, baseline = score.time, score.baseline
     return (
-        score.name,
+        _short(score.name, MOST_OF_GROUP),
         str(time.count) if time else "-",
         *(_share(time, key) for key in ("mean", "median", "p90", "worst")),
         _signed(time.bias if time else None),
-        *(_share(baseline, key) for key in ("mean", "median")),
+        _share(baseline, "mean"),
+    )
+
+
+def peak_score_row(score: Score) -> tuple[str, ...]:
+    """And those of its bytes."""
+    memory = score.memory
+    return (
+        _short(score.name, MOST_OF_GROUP),
         str(memory.count) if memory else "-",
-        *(_share(memory, key) for key in ("mean", "worst")),
+        *(_share(memory, key) for key in ("mean", "median", "worst")),
         _signed(memory.bias if memory else None),
     )
+
+
+def _short(name: str, most: int = MOST_OF_ID) -> str:
+    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def skipped(predictions: Iterable[Prediction]) -> list[str]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from phalanx.core.cluster import Cluster
-from phalanx.core.errors import RefusedError
+from phalanx.core.errors import RefusedError, divisors
 from phalanx.core.estimate import Estimate
 from phalanx.core.layout import Layout
 from phalanx.core.units import show_bytes
@@ -12,6 +12,7 @@ from phalanx.planner.explain import Fix, nearest_mesh, shortage, suggest_fix
 from phalanx.planner.parse import both, read_limits, show_limits
 from phalanx.planner.search import Found, search
 from phalanx.planner.sweep import Request, Smallest, Sweep
+from phalanx.planner.workload import refuse
 
 MESH = {"dp", "pp", "tp"}  # a line that names all three is one layout; another one, many
 DOUBLINGS = 16  # of the devices, to see with how many a model would fit
@@ -108,6 +109,7 @@ def nothing_fits(request: Request, *, doublings: int = DOUBLINGS, binary: bool =
         )
     if least is None:
         counts = ", ".join(f"{reason} ({n:,})" for reason, n in sweep.refused.items() if n)
+        counts += _nearest(request)
         return (
             f"none of {sweep.considered:,} layouts of {request.cluster.count} devices{allowed} "
             f"suits {request.shape.name}: {counts}"
@@ -120,6 +122,18 @@ def nothing_fits(request: Request, *, doublings: int = DOUBLINGS, binary: bool =
         f"{request.shape.name} does not fit on {request.cluster.name}{allowed}: even "
         f"{least.layout} needs {need} of {have}, {short} too much; {hint}"
     )
+
+
+def _nearest(request: Request) -> str:
+    """What refuses the plainest of all layouts, with what works; nothing if that is none."""
+    devices = request.cluster.count
+    tp = max(t for t in divisors(devices) if request.shape.heads % t == 0)
+    layout = Layout(dp=devices // tp, tp=tp, precision=request.precision)
+    try:
+        refuse(replace(request, batch=layout.dp), layout)
+    except RefusedError as refusal:
+        return f"; {refusal}"
+    return ""
 
 
 def _devices_that_fit(request: Request, least: Smallest, doublings: int) -> int:

@@ -149,7 +149,7 @@ def test_published_runs_are_compared_row_by_row(capsys, tmp_path):
 
 def test_a_file_that_is_not_there_is_said_in_one_line(capsys):
     code, out, err = run(capsys, "published", "nowhere.csv")
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert len(err.splitlines()) == 1
 
 

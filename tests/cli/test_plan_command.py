@@ -263,6 +263,7 @@ def test_every_price_is_what_estimate_says(phalanx):
         (2, (*EIGHT, "--fixed", "precision=bf16|fp8"), "one precision"),
         (2, (*EIGHT, "--fixed", "stages=16+16"), "the search leaves stages at its default"),
         (2, (*EIGHT, "--fixed", "stages=16+16"), "prices one layout with stages=16+16"),
+        (2, (*EIGHT, "--memory", "5"), "5 what?"),
         (2, (*EIGHT, "--why", "dp=two pp=1 tp=1"), "dp is a whole number"),
         (2, (*EIGHT, "--framework", "megatron-2021"), "phalanx estimate prices one layout"),
         (3, (*EIGHT, "--fixed", "pp=3"), "pp=3 does not divide 8 devices"),

@@ -35,6 +35,7 @@ GPT_VOCABULARY = 51200  # of GPT-2, padded as Megatron-LM pads it, where a row n
 GIB = 2**30
 ONE_LAYER = re.compile(r"one layer", re.IGNORECASE)
 COUNTS_RECOMPUTE = re.compile(r"counts? recompute", re.IGNORECASE)
+_SIZE = re.compile(r"(?<![A-Za-z\d.])(\d+(?:\.\d+)?) ?[bB](?![A-Za-z\d])")
 NETWORK = re.compile(r"inter-node (\d+) ?\(?Gb/s", re.IGNORECASE)
 
 
@@ -210,12 +211,30 @@ def _inferred(row: Row, layers: int, hidden: int, assumptions: list[str]) -> Mod
 
 
 def _catalog_model(name: str) -> ModelShape | None:
-    """The catalog model whose name is the beginning of the row's, punctuation aside."""
+    """The catalog model of this name or alias, whatever stands behind it in the row.
+
+    Only punctuation is looked over. A size that the row names must be in the catalog's name as
+    well, if that names one: `GPT3-5B` is not `gpt3`.
+    """
     if ONE_LAYER.search(name):
         return None
-    wanted = _plain(name)
-    found = [(len(plain), shape) for plain, shape in _models() if wanted.startswith(plain)]
+    wanted, size = _plain(name), _SIZE.search(name)
+    found = [
+        (len(plain), shape)
+        for plain, shape in _models()
+        if wanted.startswith(plain) and _same_size(size, shape.name, wanted[len(plain) :])
+    ]
     return max(found, key=lambda pair: pair[0])[1] if found else None
+
+
+def _same_size(size: re.Match[str] | None, known: str, rest: str) -> bool:
+    """Whether a size that a row names is that of a catalog model, as far as this names one."""
+    if rest[:1].isdigit():  # the name goes on: llama-2-7b is not llama-2-70b
+        return False
+    of_known = _SIZE.search(known)
+    if size is None or of_known is None:
+        return True
+    return float(size[1]) == float(of_known[1])
 
 
 @lru_cache(maxsize=1)
