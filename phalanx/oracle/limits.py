@@ -30,6 +30,9 @@ ALL_ROUNDING = 1e-15
 # so does a weight under AdamW, which divides by gradients: those near zero decide.
 GRADIENT, WEIGHT, NUMBER_FACTOR = (2.0, 4.0), (4.0, 6.0), 4.0
 
+# Rounding that moves the gradient by more of its norms than this decides what is learned.
+CHAOS = 2.0
+
 _SUMS = 8 * torch.finfo(torch.float32).eps  # losses of tokens are added up in fp32
 _SMALLEST = 1e-300  # keeps a division by the norm of a tensor of zeros finite
 
@@ -120,10 +123,33 @@ def measured_limits(
     return found
 
 
+def chaotic(steps: Sequence[ReferenceStep], noise: Sequence[Noise]) -> list[str]:
+    """Why nothing can be told of a run, where rounding alone decides what it learns; else nothing.
+
+    Args:
+        steps: of the reference.
+        noise: what rounding explains of each.
+    """
+    for number, (step, one) in enumerate(zip(steps, noise, strict=True), 1):
+        moved = _total(one)
+        if moved > CHAOS * step.grad_norm > 0:
+            return [
+                f"step {number}: rounding alone moves the gradient by {moved / step.grad_norm:.1f} "
+                "times its norm, so nothing can be told; use a smaller recipe.learning_rate, or "
+                f"--steps {max(number - 1, 1)}"
+            ]
+    return []
+
+
+def _total(noise: Noise) -> float:
+    """The norm of what rounding explains of the whole gradient."""
+    return math.sqrt(sum(deviation.norm**2 for deviation in noise.grads.values()))
+
+
 def _measured(
     step: ReferenceStep, noise: Noise, eps: float, either: Mapping[str, float]
 ) -> StepLimits:
-    total = math.sqrt(sum(deviation.norm**2 for deviation in noise.grads.values()))
+    total = _total(noise)
     least = 1e-3 * eps * step.grad_norm  # of a gradient that is nothing but rounding
     typical = _root_mean_square(step.weights.values())
     return StepLimits(

@@ -33,7 +33,7 @@ from phalanx.oracle.decisions import (
     joined,
     watch_routes,
 )
-from phalanx.oracle.limits import StepLimits, fixed_limits, measured_limits
+from phalanx.oracle.limits import StepLimits, chaotic, fixed_limits, measured_limits
 from phalanx.oracle.pool import RankPool
 from phalanx.oracle.reference import Decisions, ReferenceStep, reference_steps
 from phalanx.oracle.rounding import MovedByChance, measure
@@ -254,6 +254,7 @@ def reference_job(case: Case, decisions: Decisions | None = None) -> Reference:
     if decisions is not None:
         end, complaints = first_in_doubt(steps, noise, decisions)
         complaints += implausible_routes(run.model, steps[:end], noise, decisions)
+    complaints += chaotic(steps[:end], noise[:end])
     rate = run.recipe.learning_rate if run.recipe.optimizer != "sgd" else 0.0
     limits = measured_limits(steps[:end], noise[:end], compute, rate)
     return Reference(steps[:end], limits, complaints)

@@ -112,3 +112,10 @@ def test_a_broken_message_of_experts_is_found_in_16_bits(
 )
 def test_a_broken_step_is_found_in_16_bits(ranks: RankPool, tamper: Tamper, spec: CaseSpec) -> None:
     assert not verify(ranks, spec.case(steps=1), tamper=tamper).passed
+
+
+def test_where_rounding_alone_decides_what_is_learned_nothing_passes(ranks: RankPool) -> None:
+    case = CaseSpec("mb=4 precision=bf16", tables={"recipe": {"learning_rate": 3.0}}).case()
+    (complaint, *_) = verify(ranks, case).complaints
+    assert "rounding alone moves the gradient" in complaint
+    assert "--steps 1" in complaint
