@@ -18,7 +18,7 @@ from phalanx.core.run import Run
 from phalanx.oracle.verify import Case
 from phalanx.trainer.engine.engine import build_engine
 from phalanx.trainer.engine.step import train_step
-from phalanx.trainer.parallel.comm import Group, Part, Pending, Rows
+from phalanx.trainer.parallel.comm import Group, Part, Pending, UnevenSplits
 from phalanx.trainer.parallel.mesh import Mesh, build_mesh
 
 
@@ -45,7 +45,9 @@ class Alike(Group):
         out.view(-1).copy_(x.view(-1).chunk(self.size)[self.index].clone())
         return Pending()
 
-    def _all_to_all(self, out: Tensor, x: Tensor, purpose: str, rows: Rows | None) -> Pending:
+    def _all_to_all(
+        self, out: Tensor, x: Tensor, purpose: str, rows: UnevenSplits | None
+    ) -> Pending:
         out.copy_(x.view_as(out))
         return Pending()
 

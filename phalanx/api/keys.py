@@ -21,6 +21,7 @@ from phalanx.core.precision import Precision
 from phalanx.core.recompute import Recompute
 from phalanx.core.run import Data, Recipe
 from phalanx.core.synonyms import KEYS
+from phalanx.schedules.registry import SPECS
 
 SCHEMA = 1
 KINDS = {
@@ -35,7 +36,8 @@ KINDS = {
 # Examples where the default, or its neighbour, would say nothing.
 EXAMPLES: Mapping[str, object] = {
     **{f"layout.{key}": 2 for key in ("dp", "pp", "tp", "cp", "ep", "mb")},
-    **{"layout.zero": 3, "layout.shard": 8, "layout.v": 2, "layout.schedule": "interleaved"},
+    **{"layout.zero": 3, "layout.shard": 8, "layout.v": 2},
+    "layout.schedule": next(spec.name for spec in SPECS if not spec.chunks.fixed),
     **{"layout.stages": "7+8+8+7", "layout.recompute": "selective", "layout.logits": 1024},
     **{"layout.offload": "optimizer+activations", "layout.precision": "bf16"},
     **{"layout.context": "ulysses", "layout.sp": False},

@@ -9,8 +9,8 @@ from typing import Any
 from phalanx.core.cluster import Cluster
 from phalanx.core.model import ModelShape
 from phalanx.cost.roofline import (
-    Fabric,
     LayerSizes,
+    SwitchedFabric,
     block_of,
     domain_weights_floor,
     tensor_limit,
@@ -65,5 +65,5 @@ def _across(block: LayerSizes, cluster: Cluster, peak: float) -> float | None:
         return None
     egress = cluster.accelerator.network.bandwidth * cluster.domain_size
     inside = _inside(cluster) or cluster.accelerator.network.bandwidth
-    fabric = Fabric(cluster.domain_size, inside, egress)
+    fabric = SwitchedFabric(cluster.domain_size, inside, egress)
     return block.sparsity * domain_weights_floor(peak, fabric, inner=1)

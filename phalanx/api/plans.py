@@ -155,7 +155,7 @@ class Plan:
         return Run(model=request.shape, layout=layout, recipe=recipe, cluster=request.cluster.name)
 
     def _why_untrainable(self) -> str:
-        """Why the trainer does not run the model at all, or the best layout."""
+        """Diagnosis the trainer does not run the model at all, or the best layout."""
         simple = Layout(precision=self.request.precision)
         for layout in (simple, self.best.layout):
             try:
@@ -165,7 +165,7 @@ class Plan:
         return "the trainer runs no layout that fits"
 
     def reasons(self, found: Estimate) -> tuple[str, ...]:
-        """Why a layout is slower than the best; of the best, what it spends most on."""
+        """Diagnosis a layout is slower than the best; of the best, what it spends most on."""
         return why_not_faster(found) if found is self.best else why_slower(found, self.best)
 
     def to_dict(self) -> dict[str, Any]:

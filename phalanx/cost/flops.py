@@ -157,16 +157,6 @@ def describe_convention(causal: bool) -> str:
     return f"6 N + {scores}; N without the input embedding; dense peak"
 
 
-def share_from_rate(tokens_per_second: float, flops_per_token: float, peak: float) -> float:
-    """Utilization of a measured rate: tokens/s x FLOP per token / peak."""
-    return tokens_per_second * flops_per_token / peak
-
-
 def rate_from_share(share: float, flops_per_token: float, peak: float) -> float:
     """Tokens per second to expect at a utilization: share x peak / FLOP per token."""
     return share * peak / flops_per_token
-
-
-def seconds_for(tokens: float, flops_per_token: float, peak: float, share: float) -> float:
-    """How long `tokens` take at a utilization of `share`."""
-    return tokens / rate_from_share(share, flops_per_token, peak)

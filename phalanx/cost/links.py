@@ -46,7 +46,7 @@ class Fabric:
         )
 
 
-class Group(NamedTuple):
+class RankGroup(NamedTuple):
     """Ranks that communicate: `size` of them, `stride` places apart; both are columns."""
 
     size: Column
@@ -78,7 +78,7 @@ class Path:
         fabric: what they cross.
     """
 
-    def __init__(self, name: str, group: Group, fabric: Fabric) -> None:
+    def __init__(self, name: str, group: RankGroup, fabric: Fabric) -> None:
         n, r = group.size, group.inside(fabric)
         near, far = group.near(fabric), fabric.far
         self._alone = n == 1
@@ -124,6 +124,6 @@ def _faster(lines: tuple[Line, Line], size: Column) -> Column:
     return np.minimum(first.at(size), second.at(size))
 
 
-def seconds(name: str, size: Column, group: Group, fabric: Fabric) -> Column:
+def seconds(name: str, size: Column, group: RankGroup, fabric: Fabric) -> Column:
     """Time of one message of each group; see `Path`."""
     return Path(name, group, fabric).seconds(size)

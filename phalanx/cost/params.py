@@ -12,12 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from phalanx.core.layout import Layout
-from phalanx.core.model import ModelShape
-from phalanx.core.operator import UNITS, ModelOperators, Operators, Parameter, UnitName, Width
-from phalanx.core.operators import describe, parameters_of
-from phalanx.cost.holdings import Holdings, Place, layers_of_slice
+from phalanx.core.operator import UNITS, ModelOperators, Operators, Parameter, UnitName
+from phalanx.core.operators import parameters_of
+from phalanx.cost.holdings import Holdings, Place
 from phalanx.cost.table import Booleans, Integers, Table
-from phalanx.schedules.layouts import layers_of_stages, num_stages, placement
 
 
 class UnitSize(NamedTuple):
@@ -107,83 +105,19 @@ def _by_unit(unit: UnitName, operators: Operators) -> dict[str, list[Parameter]]
     return units
 
 
-class Held(NamedTuple):
-    """Parameters on one rank.
+class Sharers(NamedTuple):
+    """Ranks that ZeRO spreads the state of parameters over; columns, or single numbers.
 
     Attributes:
-        shared: held by all data-parallel ranks alike.
-        experts: held only by ranks with the same place along ep.
+        shared: of what all data-parallel ranks hold alike.
+        experts: of experts, which only ranks with the same place along ep hold alike.
     """
 
-    shared: Any = 0
-    experts: Any = 0
-
-    @property
-    def total(self) -> Any:
-        """All of them."""
-        return self.shared + self.experts
-
-    def plus(self, other: "Held") -> "Held":
-        """Both together."""
-        return Held(self.shared + other.shared, self.experts + other.experts)
+    shared: Any
+    experts: Any
 
 
-def _held(operators: Operators, layout: Layout, leave_out: str = "") -> Held:
-    cuts, counts = Cuts.of(layout), [0, 0]
-    for parameter in parameters_of(operators):
-        if parameter.name != leave_out:
-            counts[parameter.experts > 0] += int(cuts.held(parameter))
-    return Held(*counts)
-
-
-def block_held(shape: ModelShape, layout: Layout, layer: int) -> Held:
-    """Parameters of block `layer` on the first tp rank: matrices cut over t, norms whole."""
-    return _held(describe(shape).block(routed=shape.routes(layer)).all, layout)
-
-
-def table_held(shape: ModelShape, layout: Layout) -> int:
-    """Parameters of the token table on the rank that has most rows of it."""
-    return int(Width(shape.vocab).held(np.asarray(layout.tp))) * shape.hidden
-
-
-def embedding_held(shape: ModelShape, layout: Layout) -> Held:
-    """Parameters of the token table, cut over t, and of learned positions."""
-    return _held(describe(shape).embedding, layout)
-
-
-def head_held(shape: ModelShape, layout: Layout) -> Held:
-    """Parameters of the final norm and the projection; a tied one is a copy if the ends are apart.
-
-    Where one rank holds both ends, it is the table of tokens itself.
-    """
-    tied_here = "embedding.weight" if placement(layout).ends_together else ""
-    return _held(describe(shape).head, layout, leave_out=tied_here)
-
-
-def stages_of_rank(layout: Layout, pp_rank: int) -> tuple[int, ...]:
-    """The stages of a pipeline rank, as its schedule places them."""
-    return placement(layout).slices_of(pp_rank)
-
-
-def rank_held(shape: ModelShape, layout: Layout, pp_rank: int) -> Held:
-    """Parameters on a rank of pipeline rank `pp_rank`, all its chunks together."""
-    held = Held()
-    for stage in stages_of_rank(layout, pp_rank):
-        for layer in stage_layers(shape, layout, stage):
-            held = held.plus(block_held(shape, layout, layer))
-        if stage == 0:
-            held = held.plus(embedding_held(shape, layout))
-        if stage == num_stages(layout) - 1:
-            held = held.plus(head_held(shape, layout))
-    return held
-
-
-def stage_layers(shape: ModelShape, layout: Layout, stage: int) -> range:
-    """The blocks of one stage."""
-    return layers_of_slice(layers_of_stages(layout, shape.layers), stage)
-
-
-def copies(layout: Layout | Table) -> Held:
+def copies(layout: Layout | Table) -> Sharers:
     """Over how many ranks ZeRO spreads the state of shared parameters, and that of experts.
 
     Shared parameters are alike on all dp x cp ranks of one shard group, experts only on those
@@ -191,7 +125,7 @@ def copies(layout: Layout | Table) -> Held:
     """
     group = layout.shards * layout.cp
     experts = group * layout.tp // (layout.ep * expert_tp(layout))
-    return Held(group, np.maximum(experts, 1)[()])
+    return Sharers(group, np.maximum(experts, 1)[()])
 
 
 def expert_tp(layout: Layout | Table) -> Any:

@@ -28,7 +28,7 @@ class LayerSizes(NamedTuple):
         return self.E / self.k
 
 
-class Fabric(NamedTuple):
+class SwitchedFabric(NamedTuple):
     """A switched cluster: domains of G accelerators, joined by a network."""
 
     G: int
@@ -64,7 +64,7 @@ def tensor_limit(f: float, ridge: float, axes: int = 1) -> float:
     return axes * f / ridge
 
 
-def domain_weights_seconds(size: float, fabric: Fabric, inner: int = 1) -> float:
+def domain_weights_seconds(size: float, fabric: SwitchedFabric, inner: int = 1) -> float:
     """Time to gather `size` bytes over many domains, cut already over `inner` neighbours.
 
         max( size / (W_gpu min(Y, G)),  size / W_domain  G / max(G, Y) )
@@ -76,7 +76,7 @@ def domain_weights_seconds(size: float, fabric: Fabric, inner: int = 1) -> float
     return max(local, size / fabric.egress * fabric.G / max(fabric.G, inner))
 
 
-def domain_weights_floor(peak: float, fabric: Fabric, inner: int = 1) -> float:
+def domain_weights_floor(peak: float, fabric: SwitchedFabric, inner: int = 1) -> float:
     """Tokens per accelerator that hide weights over many domains: C times seconds per byte."""
     return peak * domain_weights_seconds(1.0, fabric, inner)
 

@@ -66,19 +66,6 @@ def sharded(state: StateBytes, zero: int, d: int) -> StateBytes:
     )
 
 
-def elements_moved(zero: int, *, reshard: bool = True) -> float:
-    """Elements that cross the data axis in a step, per parameter, for large d.
-
-        zero 0, 1, 2    2    reduce-scatter of gradients, all-gather of weights (or all-reduce)
-        zero 3          3    a second all-gather in backward, since the first was freed
-        zero 3, kept    2    weights stay gathered between forward and backward
-
-    Sources: Rajbhandari et al. 2019 (arXiv:1910.02054), section 7; Llama 3 keeps the weights
-    (arXiv:2407.21783, section 3.3.2).
-    """
-    return 3.0 if zero == 3 and reshard else 2.0
-
-
 def largest_model(memory: float, state: StateBytes = MIXED_ADAM) -> float:
     """Parameters whose unsharded state fills `memory` bytes, activations left out."""
     return float(memory / state.total)

@@ -201,21 +201,23 @@ def sample(count: int, max_ranks: int, seed: int, changes: Tables | None = None)
     return drawn
 
 
-def draw(random: Random, max_ranks: int, rate: float = 0.25, most: int = 8) -> CaseSpec:
+def draw(random: Random, max_ranks: int, rate: float = 0.25, *, small: bool = False) -> CaseSpec:
     """One case, perhaps an impossible one.
 
     Args:
         random: what to draw from.
         max_ranks: of its layout.
         rate: how likely each feature is.
-        most: sequences of a dp rank, where its schedule needs no more.
+        small: it has few layers, tokens and micro-batches.
     """
     layout = _layout(random, max_ranks)
-    tables, stages = _sizes(random, layout, most)
+    tables, stages = _sizes(random, layout, small=small)
     if stages:
         layout = f"{layout} stages={'+'.join(map(str, stages))}"
     masked: Masked = random.choices(("uneven", "holes", "none"), (3, 2, 1))[0]
     names = _features(random, Layout.parse(layout), rate)
+    if small and "odd" not in names:
+        tables["recipe"]["seq"] = 16
     if "wide" in names:  # which says how wide itself
         tables["model"] = {"layers": tables["model"]["layers"]}
     return CaseSpec(layout, tuple(names), masked, random.random() < rate, tables)
@@ -282,17 +284,19 @@ def _degrees(random: Random, max_ranks: int) -> tuple[int, int, int, int]:
     return random.choices(options, [1 + 3 * a * a for a in axes])[0]
 
 
-def _sizes(random: Random, layout: str, most: int) -> tuple[Table, tuple[int, ...]]:
+def _sizes(random: Random, layout: str, *, small: bool) -> tuple[Table, tuple[int, ...]]:
     """Layers, heads and batch that suit the layout, mostly; and how uneven its stages are."""
     cut = Layout.parse(layout)
-    layers = max(num_stages(cut), random.randint(2, 4)) + random.choice((0, 0, 1))
+    layers = max(num_stages(cut), 2 if small else random.randint(2, 4)) + random.choice((0, 0, 1))
     stages: tuple[int, ...] = ()
     if num_stages(cut) > 1 and random.random() < 0.3:
         borders = sorted(random.sample(range(1, layers), num_stages(cut) - 1))
         stages = tuple(b - a for a, b in zip([0, *borders], [*borders, layers], strict=True))
     heads, kv_heads = random.choice(((4, 4), (4, 2), (4, 1), (6, 3), (2, 2)))
     least = enough_micro_batches(cut, 1)
-    m = enough_micro_batches(cut, least * random.randint(1, max(1, most // (cut.mb * least))))
+    most = 2 if small else max(1, 8 // (cut.mb * least))
+    m = enough_micro_batches(cut, least * random.randint(1, most))
     batch = cut.dp * cut.mb * m
     model = {"layers": layers, "heads": heads, "kv_heads": kv_heads, "hidden": 12 * heads}
-    return {"model": model, "recipe": {"batch": batch, "seed": random.randrange(1000)}}, stages
+    recipe = {"batch": batch, "seed": random.randrange(1000)}
+    return {"model": model, "recipe": recipe}, stages

@@ -60,6 +60,7 @@ def features_of(spec: CaseSpec) -> set[str]:
     """Everything that a case has or does, by name."""
     layout, run = Layout.parse(spec.layout), spec.case().run
     precision, seq = run.layout.precision, run.recipe.seq
+    tokens = run.layout.padded_seq(seq) // layout.cp * layout.mb
     found = {*spec.features, layout.schedule, precision.recipe or precision.rest}
     found |= {f"recompute {part}" for part in layout.recompute.parts}
     found |= {f"zero={layout.zero}"} if layout.sharers > 1 else set()
@@ -75,7 +76,7 @@ def features_of(spec: CaseSpec) -> set[str]:
         "recompute all": layout.recompute.segment == 1,
         "recompute segments": layout.recompute.segment > 1,
         "logits": layout.logits > 0,
-        "short last chunk": layout.logits > 0 and bool(layout.mb * seq % layout.logits),
+        "short last chunk": 0 < layout.logits < tokens and tokens % layout.logits > 0,
         "offload activations": layout.offload.activations,
         "offload optimizer": layout.offload.optimizer,
         "offload nvme": layout.offload.nvme,
@@ -127,7 +128,7 @@ def candidates(count: int, seed: int, max_ranks: int = 8) -> list[CaseSpec]:
     """
     random, found = Random(seed), list[CaseSpec]()
     while len(found) < count:
-        spec = draw(random, max_ranks, rate=0.45, most=3)
+        spec = draw(random, max_ranks, rate=0.45, small=True)
         try:
             refuse_unprovable(spec.case().run)
             found.append(spec)

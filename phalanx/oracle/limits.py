@@ -6,6 +6,7 @@ format what rounding does depends on the model, its size and its weights, so it 
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -29,6 +30,7 @@ ALL_ROUNDING = 1e-15
 # so does a weight under AdamW, which divides by gradients: those near zero decide.
 GRADIENT, WEIGHT, NUMBER_FACTOR = (2.0, 4.0), (4.0, 6.0), 4.0
 
+_SUMS = 8 * torch.finfo(torch.float32).eps  # losses of tokens are added up in fp32
 _SMALLEST = 1e-300  # keeps a division by the norm of a tensor of zeros finite
 
 
@@ -98,7 +100,7 @@ def _fixed_weights(
 
 
 def measured_limits(
-    steps: Sequence[ReferenceStep], noise: Sequence[Noise], compute: torch.dtype
+    steps: Sequence[ReferenceStep], noise: Sequence[Noise], compute: torch.dtype, rate: float
 ) -> list[StepLimits]:
     """Of any other format.
 
@@ -106,17 +108,26 @@ def measured_limits(
         steps: of the reference.
         noise: what rounding explains of each.
         compute: the format of weights and activations.
+        rate: how far AdamW moves a weight whose gradient may have either sign; 0 without it.
     """
-    eps = torch.finfo(compute).eps
-    return [_measured(step, one, eps) for step, one in zip(steps, noise, strict=True)]
+    eps, unsure, found = torch.finfo(compute).eps, Counter[str](), []
+    for step, one in zip(steps, noise, strict=True):
+        for name, grad in step.grads.items():
+            unsure[name] += int((grad.abs() < GRADIENT[1] * one.grads[name].element).sum())
+        # both ways, each for itself
+        either = {name: 2 * rate * math.sqrt(count) for name, count in unsure.items()}
+        found.append(_measured(step, one, eps, either))
+    return found
 
 
-def _measured(step: ReferenceStep, noise: Noise, eps: float) -> StepLimits:
+def _measured(
+    step: ReferenceStep, noise: Noise, eps: float, either: Mapping[str, float]
+) -> StepLimits:
     total = math.sqrt(sum(deviation.norm**2 for deviation in noise.grads.values()))
     least = 1e-3 * eps * step.grad_norm  # of a gradient that is nothing but rounding
     typical = _root_mean_square(step.weights.values())
     return StepLimits(
-        loss=NUMBER_FACTOR * noise.loss + eps / 8 * abs(step.loss),
+        loss=NUMBER_FACTOR * noise.loss + (eps / 8 + _SUMS) * abs(step.loss),
         grad_norm=NUMBER_FACTOR * noise.grad_norm + total,
         grads={
             name: _explained(g, noise.grads[name].times(GRADIENT), least, step.grad_norm * eps)
@@ -125,7 +136,10 @@ def _measured(step: ReferenceStep, noise: Noise, eps: float) -> StepLimits:
         weights={
             # one more unit in the last place, since weights are compared as they are rounded
             name: _explained(
-                w, noise.weights[name].times(WEIGHT), eps * float(w.abs().max()), typical
+                w,
+                noise.weights[name].times(WEIGHT),
+                eps * float(w.abs().max()) + either.get(name, 0.0),
+                typical,
             )
             for name, w in step.weights.items()
         },

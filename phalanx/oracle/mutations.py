@@ -22,7 +22,7 @@ from phalanx.trainer.engine.weight_gradients import Deferred, WeightGradients
 from phalanx.trainer.model.batch import MicroBatch
 from phalanx.trainer.model.block import Block
 from phalanx.trainer.model.stage import Stage
-from phalanx.trainer.parallel.comm import DirectGroup, Ledger, Part, Pending, Rows
+from phalanx.trainer.parallel.comm import DirectGroup, Ledger, Part, Pending, UnevenSplits
 from phalanx.trainer.parallel.data import ShardedUnit
 
 Fault = Literal["lost", "doubled", "swapped"]
@@ -141,7 +141,9 @@ class MutatedGroup(DirectGroup):
         whole = torch.cat([make(i) for i in range(self.size)])
         return self._reduce_scatter(out, whole, purpose)
 
-    def _all_to_all(self, out: Tensor, x: Tensor, purpose: str, rows: Rows | None) -> Pending:
+    def _all_to_all(
+        self, out: Tensor, x: Tensor, purpose: str, rows: UnevenSplits | None
+    ) -> Pending:
         fault = self._fault("all_to_all", purpose)
         pending = super()._all_to_all(out, x, purpose, rows)
         if fault == "lost":

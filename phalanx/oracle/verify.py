@@ -254,7 +254,8 @@ def reference_job(case: Case, decisions: Decisions | None = None) -> Reference:
     if decisions is not None:
         end, complaints = first_in_doubt(steps, noise, decisions)
         complaints += implausible_routes(run.model, steps[:end], noise, decisions)
-    limits = measured_limits(steps[:end], noise[:end], compute)
+    rate = run.recipe.learning_rate if run.recipe.optimizer != "sgd" else 0.0
+    limits = measured_limits(steps[:end], noise[:end], compute, rate)
     return Reference(steps[:end], limits, complaints)
 
 

@@ -97,7 +97,7 @@ class Priced:
             micro_batches=self.m,
             ranks=tuple(self.rank_bytes()),
             capacity=workload.capacity,
-            messages=tuple(self._messages()),
+            messages=tuple(map(_with_bytes_sent, self._messages())),
             spread=workload.rates.spread,
             notes=tuple(self._notes()),
         )
@@ -280,6 +280,14 @@ class Priced:
             yield f"no published run on {device.name} was used: {rates.source}"
         if not device.peaks:
             yield f"the peak of {device.name} is not published; assumed"
+
+
+def _with_bytes_sent(message: PricedMessage) -> PricedMessage:
+    """A message with what one rank sends for it."""
+    if message.collective == "send":
+        return message._replace(bytes_per_rank=message.bytes)
+    sent = bytes_sent(message.collective, message.bytes, message.ranks)
+    return message._replace(bytes_per_rank=float(sent))
 
 
 def _added_up(found: Iterable[SentMessage], held: Holdings, m: Integers) -> Iterator[PricedMessage]:

@@ -41,7 +41,7 @@ Seconds = dict[UnitName, Passes]
 
 
 class Few(NamedTuple):
-    """What rows have in common, once for each that differs: the table behind `Group`.
+    """What rows have in common, once for each that differs: the table behind `ShardedRows`.
 
     Attributes:
         kinds: of the pipeline ranks.
@@ -72,7 +72,7 @@ class Few(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Group:
+class ShardedRows:
     """What depends on degrees, sharding and blocks of a rank alone: a small table of its own.
 
     Attributes:
@@ -101,7 +101,7 @@ class Group:
         few: Few,
         sharding: tuple[Integers, Integers],
         new: frozenset[str],
-    ) -> "Group":
+    ) -> "ShardedRows":
         """Bytes of parameters and seconds of the data axis, for some ways to shard.
 
         Args:
@@ -209,7 +209,7 @@ class Pipelines:
         )
         return self.kinds.makespans(pipes, self.variant)
 
-    def step_seconds(self, group: Group) -> Floats:
+    def step_seconds(self, group: ShardedRows) -> Floats:
         """One optimizer step, of shape (rows, shardings)."""
         workload, place, table = self.workload, self.place, self.table
         units = dict(self.inner)
@@ -256,7 +256,7 @@ def plain_moments(few: Few, of_block: BlockMemory, place: Integers, kind: int) -
 
 
 def peaks(
-    workload: Workload, plain: Sequence[PlainMoments], group: Group, place: Integers
+    workload: Workload, plain: Sequence[PlainMoments], group: ShardedRows, place: Integers
 ) -> Floats:
     """Bytes of the worst rank, of shape (rows, shardings)."""
     worst: Column = 0.0
@@ -297,7 +297,7 @@ def price_layouts(workload: Workload, layouts: Sequence[Layout]) -> Prices:
     variant = np.array([codes[layout] for layout in pipelines], dtype=np.int64)
     few = Few.of(kinds, workload.table(ordered).tall, variant)
     sharding = few.table.zero_stage, few.table.shards
-    group = Group.of(workload, few, sharding, frozenset())
+    group = ShardedRows.of(workload, few, sharding, frozenset())
     place = np.arange(len(ordered))
     keys = frozenset(field.name for field in fields(Layout))
     ours, clashes = workload.framework.sends_as_ledger, np.zeros((len(ordered), 1), dtype=np.bool_)

@@ -17,7 +17,7 @@ from phalanx.core.layout import Layout
 from phalanx.cost.table import Floats
 from phalanx.planner.columns import different
 from phalanx.planner.estimate import Priced
-from phalanx.planner.prices import Group
+from phalanx.planner.prices import ShardedRows
 from phalanx.planner.space import Rows, Space
 from phalanx.planner.sweep import Request
 from phalanx.schedules.layouts import chunks, spec_of
@@ -30,7 +30,7 @@ PLAIN = 3  # schedules with a whole backward that are priced exactly, to say wha
 EQUAL = 1e-6  # prices in 32 bits that differ by less are the same
 
 
-class Prices(NamedTuple):
+class FeasiblePrices(NamedTuple):
     """Layouts that fit, by the closed formulas.
 
     Attributes:
@@ -42,7 +42,7 @@ class Prices(NamedTuple):
     variants: NDArray[np.int16]
 
 
-class Mesh(NamedTuple):
+class MeshDegrees(NamedTuple):
     """How the devices are cut, apart from what each of them does."""
 
     dp: int
@@ -68,7 +68,7 @@ class Ranked:
     alike: tuple[Layout, ...] = ()
 
     @property
-    def mesh(self) -> Mesh:
+    def mesh(self) -> MeshDegrees:
         """How it cuts the devices."""
         return mesh_of(self.estimate.layout)
 
@@ -89,7 +89,7 @@ class Candidates:
         self._best: dict[tuple[int, ...], Candidate] = {}
         self._least = float("inf")
 
-    def add(self, rows: Rows, group: Group, seconds: Floats) -> None:
+    def add(self, rows: Rows, group: ShardedRows, seconds: Floats) -> None:
         """Look at a block of rows.
 
         Args:
@@ -149,7 +149,7 @@ class Decision(NamedTuple):
     seconds: NDArray[np.float32]
 
 
-def decide(request: Request, candidates: Sequence[Candidate], prices: Prices) -> Decision:
+def decide(request: Request, candidates: Sequence[Candidate], prices: FeasiblePrices) -> Decision:
     """Price the best layout of the best meshes exactly, and rank it among all layouts.
 
     Args:
@@ -200,7 +200,7 @@ class _Final:
         self.variants = np.array([c.variant for c in candidates], dtype=np.int64)
         self.open = np.ones(len(candidates), dtype=np.bool_)
         self.ratios = np.ones(variants)
-        self.best: dict[Mesh, Candidate] = {}
+        self.best: dict[MeshDegrees, Candidate] = {}
         self.priced: dict[Layout, Priced] = {}
 
     def next_one(self) -> int | None:
@@ -247,6 +247,6 @@ class _Final:
             self.best[self.meshes[place]] = candidate._replace(seconds=seconds)
 
 
-def mesh_of(layout: Layout) -> Mesh:
+def mesh_of(layout: Layout) -> MeshDegrees:
     """The mesh of a layout."""
-    return Mesh(layout.dp, layout.pp, layout.tp, layout.cp, layout.ep)
+    return MeshDegrees(layout.dp, layout.pp, layout.tp, layout.cp, layout.ep)

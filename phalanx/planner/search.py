@@ -16,7 +16,7 @@ from phalanx.planner.refine import refine
 from phalanx.planner.rerank import (
     Candidate,
     Candidates,
-    Prices,
+    FeasiblePrices,
     Ranked,
     by_seconds,
     decide,
@@ -84,7 +84,7 @@ def search(request: Request) -> Found:
         seconds.append(block.seconds[near].astype(np.float32))
         column = block.rows.variant.astype(np.int16)[:, None]
         variants.append(np.broadcast_to(column, near.shape)[near])
-    prices = Prices(np.concatenate(seconds), np.concatenate(variants))
+    prices = FeasiblePrices(np.concatenate(seconds), np.concatenate(variants))
     fastest = candidates.fastest()
     better = _refined(request, fastest, missing.fastest())
     decision = decide(request, sorted([*fastest, *better], key=by_seconds), prices)

@@ -20,7 +20,7 @@ from phalanx.cost.saved import Stack
 from phalanx.cost.table import Booleans, Floats, Integers
 from phalanx.planner.columns import different
 from phalanx.planner.kinds import RankKinds
-from phalanx.planner.prices import Few, Group, Pipelines, peaks, plain_moments
+from phalanx.planner.prices import Few, Pipelines, ShardedRows, peaks, plain_moments
 from phalanx.planner.space import (
     DEGREES,
     MEMORY,
@@ -55,11 +55,11 @@ class Request(Workload):
     top: int = 10
 
 
-class Block(NamedTuple):
+class PricedRows(NamedTuple):
     """Some rows with one ZeRO stage, and their prices; tables are of shape (rows, shardings)."""
 
     rows: Rows
-    group: Group
+    group: ShardedRows
     seconds: Floats
     peaks: Floats
     fits: Booleans
@@ -115,7 +115,7 @@ class Sweep:
         self.considered = self.feasible = 0
         self.bar = math.inf
 
-    def priced(self) -> Iterator[Block]:
+    def priced(self) -> Iterator[PricedRows]:
         """Price what fits."""
         units = None
         for few, groups in self._sized(self.request.capacity):
@@ -144,7 +144,7 @@ class Sweep:
                     best = Smallest(layout, float(found[row, shard]))
         return best
 
-    def _sized(self, capacity: float) -> Iterator[tuple[Sized, list[Group]]]:
+    def _sized(self, capacity: float) -> Iterator[tuple[Sized, list[ShardedRows]]]:
         """Everything that the model and the schedules allow, with the ways to shard it.
 
         What no way to shard would make fit into `capacity` is refused, with all of them.
@@ -169,7 +169,7 @@ class Sweep:
 
     def _of_replicas(
         self, rows: Rows, more: Choices, options: Sequence[Sharding], capacity: float
-    ) -> Iterator[tuple[Sized, list[Group]]]:
+    ) -> Iterator[tuple[Sized, list[ShardedRows]]]:
         """The rows of one dp, in blocks."""
         rows = more.add_schedules(rows)
         weights = more.weights_of_schedules(rows)
@@ -182,7 +182,7 @@ class Sweep:
             return
         few, place = self._few(rows)
         groups = [
-            Group.of(self.request, few, (np.array([[option.zero]]), option.shards), SHARDINGS)
+            ShardedRows.of(self.request, few, (np.array([[option.zero]]), option.shards), SHARDINGS)
             for option in options
         ]
         possible = np.flatnonzero(self._possible(groups, place))
@@ -210,7 +210,7 @@ class Sweep:
             left &= ~refused
         return rows if left.all() else rows.take(left)
 
-    def _possible(self, groups: Sequence[Group], place: Integers) -> Booleans:
+    def _possible(self, groups: Sequence[ShardedRows], place: Integers) -> Booleans:
         """Which rows can be sharded in some way; all ways of the others are refused."""
         some = np.zeros(int(place.max(initial=-1)) + 1, dtype=np.bool_)
         for group in groups:
@@ -255,8 +255,8 @@ class Sweep:
         return Pipelines(self.request, self.kinds, table, rows.variant, sized.group, inner, hop)
 
     def _block(
-        self, sized: Sized, pipes: Pipelines, group: Group, least: Floats
-    ) -> Iterator[Block]:
+        self, sized: Sized, pipes: Pipelines, group: ShardedRows, least: Floats
+    ) -> Iterator[PricedRows]:
         found, allowed = (
             peaks(self.request, sized.ranks, group, sized.group),
             group.allowed(sized.group),
@@ -271,7 +271,7 @@ class Sweep:
             few = pipes if len(rows) == len(fits) else pipes.take(rows)
             seconds = few.step_seconds(group)
             some = sized.rows.take(rows)
-            yield Block(some, group, seconds, found[rows], fits[rows])
+            yield PricedRows(some, group, seconds, found[rows], fits[rows])
 
 
 def few_fit(least: Sequence[Floats], stack: Stack, capacity: float) -> Booleans:

@@ -153,14 +153,14 @@ LONGER = ("gpt2", "a100x8", "--tokens", "64Ki", "--seq", "2048")  # than its lea
 def test_a_model_that_train_cannot_run_has_nothing_trainable(phalanx):
     code, _, err = phalanx(*LONGER, "--trainable")
     assert code == 3
-    assert "longer than the 1024 learned positions" in err
+    assert "sequences are longer than the learned positions" in err
 
 
 def test_no_run_file_is_written_of_what_train_cannot_run(phalanx, tmp_path: Path):
     path = tmp_path / "run.toml"
     code, _, err = phalanx(*LONGER, "--out", path)
     assert code == 3
-    assert "longer than the 1024 learned positions" in err
+    assert "sequences are longer than the learned positions" in err
     assert not path.exists()
 
 
@@ -176,7 +176,7 @@ def test_why_not_shows_a_layout_term_by_term_beside_the_best(phalanx):
     assert re.search(r"step +[\d.]+ s +[\d.]+ s +\+", said)
 
 
-def test_why_not_says_what_refuses_a_layout_and_what_mends_it(phalanx):
+def test_why_not_says_what_refuses_a_layout_and_what_fixes_it(phalanx):
     _, out, _ = phalanx(*SMALL, "--why", "dp=64 pp=1 tp=1 zero=0", "--memory", "76GiB")
     said = out[out.index("why not") :]
     assert re.search(r"needs [\d.]+ GiB of 76 GiB, [\d.]+ GiB too much", said)
@@ -261,7 +261,8 @@ def test_every_price_is_what_estimate_says(phalanx):
         (2, (*EIGHT, "--device-hours", "0"), "must be positive"),
         (2, (*EIGHT, "--fixed", "ppp=3"), "did you mean pp"),
         (2, (*EIGHT, "--fixed", "precision=bf16|fp8"), "one precision"),
-        (2, (*EIGHT, "--fixed", "stages=4+4"), "the search leaves stages at its default"),
+        (2, (*EIGHT, "--fixed", "stages=16+16"), "the search leaves stages at its default"),
+        (2, (*EIGHT, "--fixed", "stages=16+16"), "prices one layout with stages=16+16"),
         (2, (*EIGHT, "--memory", "5"), "5 what?"),
         (2, (*EIGHT, "--why", "dp=two pp=1 tp=1"), "dp is a whole number"),
         (2, (*EIGHT, "--framework", "megatron-2021"), "phalanx estimate prices one layout"),

@@ -261,7 +261,7 @@ def test_a_resume_that_would_be_another_run_is_refused_unless_forced(
     assert main(words) == 3
     assert re.search(rf"error: {re.escape(says)}: .*--from .*step-00000005.*--force", read(capsys))
     assert main((*words, "--force", "--json")) == 0
-    assert says in json.loads(capsys.readouterr().out)["told"][0]
+    assert says in json.loads(capsys.readouterr().out)["notes"][0]
 
 
 @pytest.mark.ranks
@@ -272,11 +272,11 @@ def test_a_run_with_more_steps_is_told_of_its_learning_rate(
     words = ["train", "--resume", "auto", "--dry-run", "--json", "--set", "recipe.stop_at=7"]
     words += ["--set", "recipe.steps=100"]
     assert main(words) == 0
-    (line,) = json.loads(capsys.readouterr().out)["told"]
+    (line,) = json.loads(capsys.readouterr().out)["notes"]
     assert "recipe.steps was 8 and is 100" in line
     smooth = re.findall(r"--set \S+", line)
     assert main([*words, *" ".join(smooth).split()]) == 0
-    assert json.loads(capsys.readouterr().out)["told"] == []
+    assert json.loads(capsys.readouterr().out)["notes"] == []
 
 
 @pytest.mark.ranks

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from phalanx.catalog import load
 from phalanx.catalog.sustained import sustained
 from phalanx.core.cluster import Link
-from phalanx.cost.links import Fabric, Group, seconds
+from phalanx.cost.links import Fabric, RankGroup, seconds
 
 CLUSTER = load.cluster("h100x64")
 RATES = sustained("h100-sxm")
@@ -17,11 +17,11 @@ LARGE = 1e11
 
 
 def on(size, stride=1, cluster=CLUSTER):
-    return Group(size, stride), Fabric.of(cluster, RATES)
+    return RankGroup(size, stride), Fabric.of(cluster, RATES)
 
 
 def test_a_group_in_one_host_uses_the_fast_links():
-    assert Group(8, 1).inside(Fabric.of(CLUSTER, RATES)) == 8
+    assert RankGroup(8, 1).inside(Fabric.of(CLUSTER, RATES)) == 8
     assert seconds("all_gather", LARGE, *on(8)) == pytest.approx(7 / 8 * LARGE / NEAR, rel=0.01)
     assert seconds("all_reduce", LARGE, *on(8)) == pytest.approx(7 / 4 * LARGE / NEAR, rel=0.01)
 
@@ -39,7 +39,7 @@ def test_a_ring_over_hosts_takes_the_slower_of_two_clocks():
 
 
 def test_ranks_one_to_a_host_have_one_link_each():
-    assert Group(8, 8).inside(Fabric.of(CLUSTER, RATES)) == 1
+    assert RankGroup(8, 8).inside(Fabric.of(CLUSTER, RATES)) == 1
     assert seconds("reduce_scatter", LARGE, *on(8, stride=8)) == pytest.approx(
         7 / 8 * LARGE / FAR, rel=0.01
     )
@@ -59,7 +59,7 @@ def test_both_links_of_every_axis_that_a_group_fills_carry_it():
     torus = load.cluster("tpu-v5p:4x4x4")
     rates = sustained("tpu-v5p")
     fabric = Fabric.of(torus, rates)
-    one, two = (Group(size, 1).near(fabric).bandwidth for size in (4, 16))
+    one, two = (RankGroup(size, 1).near(fabric).bandwidth for size in (4, 16))
     assert one == pytest.approx(2 * 90e9 * rates.domain)
     assert two == pytest.approx(2 * one)
 

@@ -137,7 +137,7 @@ def measured(step: ReferenceStep, norm: float, element: float) -> list[StepLimit
     """The limits of a step whose draws lay so far apart, in the gradient and weight of w."""
     deviation = {"w": Deviation(norm, element)}
     noise = Noise(1e-3, 1e-3, deviation, deviation, {})
-    return measured_limits([step], [noise], torch.bfloat16)
+    return measured_limits([step], [noise], torch.bfloat16, rate=0.0)
 
 
 @pytest.mark.parametrize("field", ["grad", "weight"])
@@ -163,6 +163,23 @@ def test_in_low_precision_one_wrong_element_is_found() -> None:
     wrong[3] = 0.2
     (complaint,) = judge([seen("w", wrong)._replace(field="grad")], limits, "grad").complaints
     assert complaint.startswith("step 1: grad of w has an element off by 2.0e-01 of its largest")
+
+
+def test_a_weight_whose_gradient_may_have_either_sign_may_move_both_ways() -> None:
+    grads = {"w": torch.tensor([1.0, 1.0, 1.0, 1e-4], dtype=torch.float64)}
+    step = ReferenceStep(1.0, 2.0, grads, {"w": ONES})
+    noise = Noise(0.0, 0.0, {"w": Deviation(1e-3, 1e-3)}, {"w": Deviation(0, 0)}, {})
+    flipped = torch.tensor([0.0, 0.0, 0.0, 0.1], dtype=torch.float64)
+    for rate, allowed in ((0.05, True), (0.02, False)):
+        limits = measured_limits([step], [noise], torch.bfloat16, rate)
+        assert (judge([seen("w", flipped)], limits, "weight").complaints == []) == allowed
+
+
+def test_a_loss_that_is_summed_in_fp32_may_round_where_no_draw_happened_to() -> None:
+    noise = Noise(0.0, 0.0, {"w": Deviation(0, 0)}, {"w": Deviation(0, 0)}, {})
+    (limit,) = measured_limits([reference(w=ONES)], [noise], torch.float32, rate=0.0)
+    found = [judge_numbers([[1.0 + off]], [1.0], [limit.loss], "loss") for off in (2e-7, 1e-4)]
+    assert [bool(verdict.complaints) for verdict in found] == [False, True]
 
 
 def overflowing(**tensors: Tensor) -> ReferenceStep:

@@ -56,6 +56,8 @@ def test_what_is_assumed_is_said_with_its_numbers():
         "one failure in 50,677 device-hours, so every 3.09 h; 10 min to restart",
         "a checkpoint of 12 bytes per parameter stops training for 2.44 s at 2 TB/s, "
         "every 3.85 min",
+        "a failure costs 11.9 min on average: half of what lies between two checkpoints, and "
+        "the restart",
     )
 
 

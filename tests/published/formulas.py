@@ -15,7 +15,8 @@ from phalanx.core.errors import UsageError
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.cost.activations import paper_layer_bytes
-from phalanx.cost.roofline import Fabric, LayerSizes
+from phalanx.cost.flops import rate_from_share
+from phalanx.cost.roofline import LayerSizes, SwitchedFabric
 from phalanx.schedules.layouts import chunks
 
 
@@ -122,7 +123,9 @@ def mixed_clocks(
     return Clocks(compute, max(weights, activations))
 
 
-def expert_clocks(block: LayerSizes, T: float, e: int, peak: float, fabric: Fabric) -> Clocks:
+def expert_clocks(
+    block: LayerSizes, T: float, e: int, peak: float, fabric: SwitchedFabric
+) -> Clocks:
     """Forward of one layer under ep = e: 4 T h k f / (e C), and two all-to-alls.
 
         in a domain    4 T h (e-1)/(e W_gpu) min(k/e, 1)
@@ -202,3 +205,26 @@ def matmul_output_bytes(shape: ModelShape, tokens: float) -> float:
     The scaling book's "three checkpoints per layer" (chapter 5, question 2), in 16 bits.
     """
     return 2.0 * shape.layers * tokens * (shape.hidden + 2 * shape.ffn)
+
+
+def elements_moved(zero: int, *, reshard: bool = True) -> float:
+    """Elements that cross the data axis in a step, per parameter, for large d.
+
+        zero 0, 1, 2    2    reduce-scatter of gradients, all-gather of weights (or all-reduce)
+        zero 3          3    a second all-gather in backward, since the first was freed
+        zero 3, kept    2    weights stay gathered between forward and backward
+
+    Sources: Rajbhandari et al. 2019 (arXiv:1910.02054), section 7; Llama 3 keeps the weights
+    (arXiv:2407.21783, section 3.3.2).
+    """
+    return 3.0 if zero == 3 and reshard else 2.0
+
+
+def share_from_rate(tokens_per_second: float, flops_per_token: float, peak: float) -> float:
+    """Utilization of a measured rate: tokens/s x FLOP per token / peak."""
+    return tokens_per_second * flops_per_token / peak
+
+
+def seconds_for(tokens: float, flops_per_token: float, peak: float, share: float) -> float:
+    """How long `tokens` take at a utilization of `share`."""
+    return tokens / rate_from_share(share, flops_per_token, peak)

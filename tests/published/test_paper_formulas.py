@@ -23,7 +23,7 @@ from phalanx.core.errors import UsageError
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.cost.reliability import daly_interval
-from phalanx.cost.roofline import Fabric, LayerSizes, tensor_limit, weights_floor
+from phalanx.cost.roofline import LayerSizes, SwitchedFabric, tensor_limit, weights_floor
 
 PAPER = ModelShape(hidden=1024, heads=16)
 peaks = st.floats(1e14, 5e15)
@@ -79,14 +79,14 @@ def test_without_overlap_the_mixed_floor_is_four_times_as_high():
 
 @given(st.integers(9, 512), st.integers(1, 16))
 def test_at_the_expert_width_the_network_is_just_hidden(e: int, k: int):
-    fabric = Fabric(8, 1e30, 400e9)
+    fabric = SwitchedFabric(8, 1e30, 400e9)
     f = expert_width(990e12 / fabric.egress, e, fabric.G, k)
     ratio = expert_clocks(LayerSizes(7168, f, 256, k), 1e6, e, 990e12, fabric).ratio  # type: ignore[arg-type]
     assert isclose(ratio, 1, rel_tol=1e-9)
 
 
 def test_experts_inside_one_domain_wait_for_its_own_links_only():
-    fabric = Fabric(8, 450e9, 400e9)
+    fabric = SwitchedFabric(8, 450e9, 400e9)
     clocks = expert_clocks(LayerSizes(4096, 2048, 64, 2), 1e6, 4, 1e15, fabric)
     assert clocks.network == pytest.approx(4 * 1e6 * 4096 * 3 / (4 * 450e9) * 2 / 4)
     with pytest.raises(UsageError, match="inside one domain"):

@@ -4,7 +4,7 @@ They are compared as printed: to the digits the document shows.
 """
 
 import pytest
-from formulas import paper_first_stage_bytes
+from formulas import elements_moved, paper_first_stage_bytes, share_from_rate
 
 from phalanx.catalog import load
 from phalanx.core.layout import Layout
@@ -18,12 +18,11 @@ from phalanx.cost.flops import (
     matmul_params,
     rate_from_share,
     recompute_flops_per_token,
-    share_from_rate,
     utilization,
 )
 from phalanx.cost.formats import number_format
 from phalanx.cost.reliability import Faults, checkpoint_bytes, effective_share, lost_per_failure
-from phalanx.cost.state import MIXED_ADAM, elements_moved, sharded
+from phalanx.cost.state import MIXED_ADAM, sharded
 from phalanx.schedules.bubble import PassSeconds
 from phalanx.schedules.registry import find_schedule
 

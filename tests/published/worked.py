@@ -16,25 +16,27 @@ from formulas import (
     mixed_floor,
     mixed_ratio,
     pipeline_hops,
+    seconds_for,
+    share_from_rate,
     stack_params,
     tensor_width,
 )
+from volumes import tensor_layer_bytes
 
 from phalanx.catalog import load
 from phalanx.core.layout import Layout
 from phalanx.cost.activations import linear_term_bytes, paper_layer_bytes
 from phalanx.cost.collectives import Level, LinkRate, bytes_sent, gather_bandwidth, ring_seconds
-from phalanx.cost.flops import rate_from_share, seconds_for, share_from_rate
+from phalanx.cost.flops import rate_from_share
 from phalanx.cost.roofline import (
-    Fabric,
     LayerSizes,
+    SwitchedFabric,
     block_of,
     domain_weights_floor,
     tensor_limit,
     weights_floor,
 )
 from phalanx.cost.state import BOOK_ADAM, MIXED_ADAM, largest_model, sharded
-from phalanx.cost.volumes import tensor_layer_bytes
 from phalanx.schedules.layouts import layers_of_stages
 from phalanx.schedules.registry import find_schedule
 
@@ -47,10 +49,10 @@ RIDGE = V5P_PEAK / ICI
 DCN = V5P.network.bandwidth
 
 H100_PEAK, H800_PEAK, B200_PEAK = 990e12, 990e12, 2250e12
-H100 = Fabric(8, 450e9, 400e9)
-H800 = Fabric(8, 200e9, 400e9)
-B200 = Fabric(8, 900e9, 400e9)
-GB200 = Fabric(72, 900e9, 3600e9)
+H100 = SwitchedFabric(8, 450e9, 400e9)
+H800 = SwitchedFabric(8, 200e9, 400e9)
+B200 = SwitchedFabric(8, 900e9, 400e9)
+GB200 = SwitchedFabric(72, 900e9, 3600e9)
 NODE, OUT = H100_PEAK / H100.local, H100_PEAK / H100.egress
 
 LLAMA_13B = load.model("llama-2-13b")
@@ -225,7 +227,7 @@ GPU: dict[str, Callable[[], Value]] = {
 def deepseek_experts(e: int) -> float:
     """Arithmetic over all-to-all of DeepSeek-V3's routed experts, the network side alone."""
     block = LayerSizes(DEEPSEEK.hidden, DEEPSEEK.moe_ffn, DEEPSEEK.experts, DEEPSEEK.top_k)
-    unbounded_inside = Fabric(8, 1e30, H800.egress)
+    unbounded_inside = SwitchedFabric(8, 1e30, H800.egress)
     return expert_clocks(block, 62914560, e, H800_PEAK, unbounded_inside).ratio
 
 

@@ -135,7 +135,7 @@ class Pending:
         self.on_wait(start, time.perf_counter())
 
 
-class Rows(NamedTuple):
+class UnevenSplits(NamedTuple):
     """How an uneven exchange divides: rows that come from each rank, and that go to each.
 
     Attributes:
@@ -233,7 +233,9 @@ class Group:
         self.ledger.note(self.axis, "reduce_scatter", purpose, out.nbytes * self.size)
         return self._started(purpose, lambda: self._reduce_scatter_parts(out, make, purpose))
 
-    def all_to_all(self, out: Tensor, x: Tensor, purpose: str, rows: Rows | None = None) -> Pending:
+    def all_to_all(
+        self, out: Tensor, x: Tensor, purpose: str, rows: UnevenSplits | None = None
+    ) -> Pending:
         """Give each rank its rows of `x`, and collect in `out` what all ranks have for this one.
 
         Args:
@@ -316,7 +318,9 @@ class Group:
         work = _reduce_scatter(out, x, group=self.handle, async_op=True)
         return Pending([work], buffers=(out, x))
 
-    def _all_to_all(self, out: Tensor, x: Tensor, purpose: str, rows: Rows | None) -> Pending:
+    def _all_to_all(
+        self, out: Tensor, x: Tensor, purpose: str, rows: UnevenSplits | None
+    ) -> Pending:
         sizes = (None, None) if rows is None else (list(rows.come), list(rows.go))
         work = _all_to_all(out, x, *sizes, group=self.handle, async_op=True)
         return Pending([work], buffers=(out, x))
@@ -401,7 +405,9 @@ class DirectGroup(Group):
         works, versions = self._exchange(chunks)
         return Pending(works, lambda: _fold(out.view(-1), versions), (x,), self._both_ways())
 
-    def _all_to_all(self, out: Tensor, x: Tensor, purpose: str, rows: Rows | None) -> Pending:
+    def _all_to_all(
+        self, out: Tensor, x: Tensor, purpose: str, rows: UnevenSplits | None
+    ) -> Pending:
         theirs = self._split(out, rows.come if rows else None)
         mine, tag = self._split(x, rows.go if rows else None), self._next_tag()
         theirs[self.index].copy_(mine[self.index])

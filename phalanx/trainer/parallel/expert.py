@@ -16,7 +16,7 @@ from torch import Tensor
 
 from phalanx.trainer.ops.autograd import apply
 from phalanx.trainer.ops.kernels import dot_each, weighed_sums
-from phalanx.trainer.parallel.comm import Group, Ledger, Rows
+from phalanx.trainer.parallel.comm import Group, Ledger, UnevenSplits
 
 
 class DispatchPlan(NamedTuple):
@@ -87,7 +87,7 @@ class ExpertParallel:
             return rows
         out = rows.new_empty(sum(plan.receive_splits), rows.shape[-1])
         self.group.all_to_all(
-            out, rows, purpose, Rows(plan.receive_splits, plan.send_splits, "go")
+            out, rows, purpose, UnevenSplits(plan.receive_splits, plan.send_splits, "go")
         ).wait()
         return out if plan.arranged is None else out.index_select(0, plan.arranged)
 
@@ -99,7 +99,7 @@ class ExpertParallel:
             rows = torch.empty_like(rows).index_copy_(0, plan.arranged, rows)
         out = rows.new_empty(sum(plan.send_splits), rows.shape[-1])
         self.group.all_to_all(
-            out, rows, purpose, Rows(plan.send_splits, plan.receive_splits, "come")
+            out, rows, purpose, UnevenSplits(plan.send_splits, plan.receive_splits, "come")
         ).wait()
         return out
 

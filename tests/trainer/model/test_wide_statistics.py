@@ -64,7 +64,7 @@ def test_a_norm_rounds_once(kind: str, outliers: bool) -> None:
     weight, bias = drawn(width, seed=2), drawn(width, seed=3)
     exact_x, exact_weight = (t.double().requires_grad_() for t in (x, weight))
     if kind == "rms":
-        norm: RMSNorm | LayerNorm = RMSNorm("norm", width, eps, partial=False)
+        norm: RMSNorm | LayerNorm = RMSNorm("norm", width, eps, needs_tp_reduce=False)
         exact = exact_rms_norm(exact_x, exact_weight, eps)
     else:
         norm = LayerNorm("norm", ModelShape(hidden=width, norm_eps=eps), alone())

@@ -9,7 +9,7 @@ from torch import Tensor
 from phalanx.core.layout import Layout
 from phalanx.core.message import Message
 from phalanx.oracle.pool import Job, RankPool
-from phalanx.trainer.parallel.comm import DirectGroup, Group, Ledger, Rows
+from phalanx.trainer.parallel.comm import DirectGroup, Group, Ledger, UnevenSplits
 from phalanx.trainer.parallel.mesh import build_mesh
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64)
@@ -138,7 +138,7 @@ def exchange_rows(kind: type[Group]) -> None:
     for dtype in DTYPES:
         x = torch.cat([torch.full((n, 2), 10 * me + j) for j, n in enumerate(goes)]).to(dtype)
         out = torch.empty(sum(comes), 2, dtype=dtype)
-        together.all_to_all(out, x, "test", Rows(comes, goes, "go")).wait()
+        together.all_to_all(out, x, "test", UnevenSplits(comes, goes, "go")).wait()
         assert out[:, 0].tolist() == [10 * i + me for i, n in enumerate(comes) for _ in range(n)]
 
 

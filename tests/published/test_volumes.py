@@ -1,17 +1,10 @@
 """Bytes on each axis by the papers' formulas."""
 
 import pytest
+from formulas import elements_moved
 from hypothesis import given
 from hypothesis import strategies as st
-
-from phalanx.core.layout import Coordinates, Layout
-from phalanx.core.message import Axis, Message
-from phalanx.core.model import ModelShape
-from phalanx.core.run import Recipe, Run
-from phalanx.cost.collectives import bytes_sent
-from phalanx.cost.messages import rank_messages
-from phalanx.cost.state import elements_moved
-from phalanx.cost.volumes import (
+from volumes import (
     context_layer_bytes,
     data_step_bytes,
     expert_layer_bytes,
@@ -19,6 +12,13 @@ from phalanx.cost.volumes import (
     pipeline_boundary_bytes,
     tensor_layer_bytes,
 )
+
+from phalanx.core.layout import Coordinates, Layout
+from phalanx.core.message import Axis, Message
+from phalanx.core.model import ModelShape
+from phalanx.core.run import Recipe, Run
+from phalanx.cost.collectives import bytes_sent
+from phalanx.cost.messages import rank_messages
 
 SHAPE = ModelShape(hidden=1024, heads=16, kv_heads=4, layers=8)
 
