@@ -236,26 +236,23 @@ class Pipelines:
         return OverlapBudget(first.times(table.v), (1 + dense + routed + alone) * table.v)
 
 
-def plain_moments(few: Few, of_block: BlockMemory, place: Integers) -> tuple[PlainMoments, ...]:
-    """Bytes of every kind of rank beside its parameters, of shape (rows, 1).
+def plain_moments(few: Few, of_block: BlockMemory, place: Integers, kind: int) -> PlainMoments:
+    """Bytes of one kind of rank beside its parameters, of shape (rows, 1).
 
     Args:
         few: parameters and pipelines, of which each row has one.
         of_block: what one block of every row saves and makes.
         place: of every row among the few.
+        kind: of rank.
     """
     table, kinds, variant = of_block.table, few.kinds, few.variant[place]
-    params = few.params.take(place)
-    sizes = (np.broadcast_to(c, (len(place), 1))[:, 0] for c in (table.pp, table.m, table.v))
-    p, m, v = sizes
+    columns = (np.broadcast_to(c, (len(place), 1))[:, 0] for c in (table.pp, table.m, table.v))
+    p, m, v = columns
     sized = any(mode.segment > 1 for mode in table.recompute.values)
-    found = []
-    for kind in range(kinds.kinds(variant)):
-        blocks = kinds.blocks_of(variant, kind, sizes=sized).tall
-        in_flight = kinds.in_flight(variant, kind, Peaks(p, m, v, p))[:, None]
-        held = ActivationMemory(table, blocks, params, in_flight, of_block)
-        found.append(PlainMoments.of(held))
-    return tuple(found)
+    blocks = kinds.blocks_of(variant, kind, sizes=sized).tall
+    in_flight = kinds.in_flight(variant, kind, Peaks(p, m, v, p))[:, None]
+    held = ActivationMemory(table, blocks, few.params.take(place), in_flight, of_block)
+    return PlainMoments.of(held)
 
 
 def peaks(
@@ -306,7 +303,9 @@ def price_layouts(workload: Workload, layouts: Sequence[Layout]) -> Prices:
     ours, clashes = workload.framework.sends_as_ledger, np.zeros((len(ordered), 1), dtype=np.bool_)
     for _, found in refused(few.table, frozenset(), keys, ours=ours):
         clashes = clashes | found
-    plain = plain_moments(few, BlockMemory(few.table, workload.framework.stack), place)
+    of_block = BlockMemory(few.table, workload.framework.stack)
+    several = range(kinds.kinds(variant))
+    plain = [plain_moments(few, of_block, place, kind) for kind in several]
     pipes = _pipelines(workload, few, place)
     back = np.argsort(order)
     return Prices(

@@ -16,6 +16,7 @@ import numpy as np
 from phalanx.core.layout import Layout
 from phalanx.cost.memory import PlainMoments
 from phalanx.cost.parameter_memory import WholeUnits
+from phalanx.cost.saved import Stack
 from phalanx.cost.table import Booleans, Floats, Integers
 from phalanx.planner.columns import different
 from phalanx.planner.kinds import RankKinds
@@ -38,7 +39,7 @@ from phalanx.planner.space import (
 from phalanx.planner.unit_tables import BlockTables, UnitTables
 from phalanx.planner.workload import Workload
 
-BLOCK = 1 << 16  # layouts at once: their columns stay in the cache
+BLOCK = 1 << 17  # layouts at once: their columns stay in the cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +118,7 @@ class Sweep:
     def priced(self) -> Iterator[PricedRows]:
         """Price what fits."""
         units = None
-        for sized, groups in self._sized():
-            few = self._fitting(sized, groups)
+        for few, groups in self._sized(self.request.capacity):
             if not len(few.rows):
                 continue
             if units is None:
@@ -131,7 +131,7 @@ class Sweep:
     def smallest(self) -> Smallest | None:
         """The layout that needs the least memory; None if everything is refused before."""
         best: Smallest | None = None
-        for sized, groups in self._sized():
+        for sized, groups in self._sized(math.inf):
             for group in groups:
                 allowed = group.allowed(sized.group)
                 found = np.where(
@@ -144,8 +144,11 @@ class Sweep:
                     best = Smallest(layout, float(found[row, shard]))
         return best
 
-    def _sized(self) -> Iterator[tuple[Sized, list[ShardedRows]]]:
-        """Everything that the model and the schedules allow, with the ways to shard it."""
+    def _sized(self, capacity: float) -> Iterator[tuple[Sized, list[ShardedRows]]]:
+        """Everything that the model and the schedules allow, with the ways to shard it.
+
+        What no way to shard would make fit into `capacity` is refused, with all of them.
+        """
         rows = self._meshes
         if not len(rows):
             return
@@ -161,10 +164,11 @@ class Sweep:
         for dp in _from_the_middle(np.unique(rows.table.dp).tolist()):
             options = shardings(dp, self.where.limits)
             if options:
-                yield from self._of_replicas(rows.take(rows.table.dp == dp), more, options)
+                some = rows.take(rows.table.dp == dp)
+                yield from self._of_replicas(some, more, options, capacity)
 
     def _of_replicas(
-        self, rows: Rows, more: Choices, options: Sequence[Sharding]
+        self, rows: Rows, more: Choices, options: Sequence[Sharding], capacity: float
     ) -> Iterator[tuple[Sized, list[ShardedRows]]]:
         """The rows of one dp, in blocks."""
         rows = more.add_schedules(rows)
@@ -181,12 +185,20 @@ class Sweep:
             ShardedRows.of(self.request, few, (np.array([[option.zero]]), option.shards), SHARDINGS)
             for option in options
         ]
-        possible = self._possible(groups, place)
-        rows, place = rows.take(possible), place[possible]
+        possible = np.flatnonzero(self._possible(groups, place))
+        least = [
+            reduce(np.minimum, (group.state[kind].min(axis=1) for group in groups))
+            for kind in range(len(few.blocks))
+        ]
+        bare = few_fit(least, self.request.framework.stack, capacity)[place[possible]]
+        self.refused[MEMORY] += int(ways[0]) * int((~bare).sum())
+        rows, place = rows.take(possible[bare]), place[possible[bare]]
         step = max(BLOCK // max(option.shards.size for option in options), 1)
         for first in range(0, len(rows), step):
             which = np.arange(first, min(first + step, len(rows)))
-            yield self._size(rows.take(which), place[which], few), groups
+            sized = self._size(rows.take(which), place[which], few, (least, capacity))
+            self.refused[MEMORY] += int(ways[0]) * (len(which) - len(sized.rows))
+            yield sized, groups
 
     def _sieve(
         self, rows: Rows, weights: Integers, reasons: Iterable[tuple[str, Booleans]]
@@ -217,21 +229,22 @@ class Sweep:
         some = rows.take(first)
         return Few.of(self.kinds, some.table.tall, some.variant), place
 
-    def _size(self, rows: Rows, place: Integers, few: Few) -> Sized:
-        return Sized(rows, place, plain_moments(few, self._blocks.blocks(rows), place))
-
-    def _fitting(self, sized: Sized, groups: Sequence[ShardedRows]) -> Sized:
-        """What no way to shard would make fit is refused, with all of them."""
-        least, stack = None, self.request.framework.stack
-        for kind, rank in enumerate(sized.ranks):
-            state = reduce(np.minimum, (group.state[kind].min(axis=1) for group in groups))
-            here = rank.peak(WholeUnits(), state[sized.group][:, None], stack)
-            least = here if least is None else np.maximum(least, here)
-        assert least is not None, "every row has a rank"
-        fits = np.flatnonzero(least[:, 0] <= self.request.capacity)
-        ways = sum(group.shards.size for group in groups)
-        self.refused[MEMORY] += ways * (len(least) - len(fits))
-        return sized if len(fits) == len(least) else sized.take(fits)
+    def _size(
+        self, rows: Rows, place: Integers, few: Few, bounds: tuple[Sequence[Floats], float]
+    ) -> Sized:
+        """What rows hold, of those that fit with the least state: kind after kind of rank."""
+        (least, capacity), stack = bounds, self.request.framework.stack
+        sized = Sized(rows, place, ())
+        for kind in range(self.kinds.kinds(rows.variant)):
+            if not len(sized.rows):
+                break
+            rank = plain_moments(few, self._blocks.blocks(sized.rows), sized.group, kind)
+            sized = sized._replace(ranks=(*sized.ranks, rank))
+            peak = rank.peak(WholeUnits(), least[kind][sized.group][:, None], stack)
+            fits = np.flatnonzero(peak[:, 0] <= capacity)
+            if len(fits) < len(peak):
+                sized = sized.take(fits)
+        return sized
 
     def _pipelines(self, sized: Sized, units: UnitTables) -> Pipelines:
         """The rows, with the seconds of their units looked up."""
@@ -259,6 +272,18 @@ class Sweep:
             seconds = few.step_seconds(group)
             some = sized.rows.take(rows)
             yield PricedRows(some, group, seconds, found[rows], fits[rows])
+
+
+def few_fit(least: Sequence[Floats], stack: Stack, capacity: float) -> Booleans:
+    """Which rows fit by the state of their ranks alone.
+
+    Args:
+        least: bytes of state that no way to shard goes below, for each kind of rank.
+        stack: what the program loses beside it.
+        capacity: of a device.
+    """
+    worst: Floats = reduce(np.maximum, least)
+    return stack.context + (1 + stack.fragmentation) * worst <= capacity
 
 
 def _from_the_middle(values: list[int]) -> list[int]:

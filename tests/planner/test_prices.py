@@ -26,9 +26,10 @@ CASES = [
     ("gemma-7b", "tpu-v5p:4x4x2", 4096, 64, PHALANX),
 ]
 # How far the closed formula of a schedule may be from the schedule played, where stages differ by
-# an embedding, a head and a block: found by trials, and held by the tests below.
-BOUNDS = {"1f1b": 0.03, "gpipe": 0.03}
-OTHERS = 0.2
+# an embedding, a head, a block, or blocks with experts: 1,500 drawn layouts stay within two thirds
+# of it. Nearly all are far closer; the rerank corrects each schedule by its first exact price.
+BOUNDS = {"gpipe": 0.03, "1f1b": 0.08, "zb-v": 0.25, "interleaved": 0.3}
+OTHERS = 0.15
 
 
 @st.composite
