@@ -37,7 +37,8 @@ _TEXTS: Mapping[str, str] = {
         [
             "schema model cluster framework devices capacity_bytes seq batch tokens candidates",
             "feasible seconds searched refused{}",
-            _under("layouts[]", f"rank {_PRICE}"),
+            _under("layouts[]", f"rank {_PRICE} alike"),
+            _under("plain", f"rank {_PRICE} difference_seconds{{}}"),
             _under("heuristic", f"rank refused {_PRICE} difference_seconds{{}}"),
             _under("why", f"request rank refused {_PRICE} difference_seconds{{}}"),
             _under("why.suggested", f"changes {_PRICE}"),

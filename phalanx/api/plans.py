@@ -187,8 +187,16 @@ class Plan:
             "searched": list(SEARCHED_KEYS),
             "refused": dict(found.refused),
             "layouts": [
-                {"rank": ranked.rank, **self._record(ranked.estimate)} for ranked in found.ranked
+                {
+                    "rank": ranked.rank,
+                    **self._record(ranked.estimate),
+                    "alike": [str(layout) for layout in ranked.alike],
+                }
+                for ranked in found.ranked
             ],
+            "plain": None
+            if found.plain is None
+            else {"rank": found.plain.rank, **self._apart(found.plain.estimate)},
             "heuristic": self._heuristic_record(),
             "why": self._why_record(),
             "training": None if self.training is None else _training_record(self.training),

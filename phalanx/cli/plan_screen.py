@@ -60,7 +60,7 @@ def show(plan: Plan) -> None:
     console.print(legend(colour=in_colour(console)))
     console.print(f"\nwhere the {show_seconds(plan.best.step_seconds)} of rank 1 go")
     console.print(waterfall(plan.best, console))
-    console.print(Text("\n").join(Text(line) for line in ("", *heuristic(plan))))
+    console.print(Text("\n").join(Text(line) for line in ("", *plain(plan), *heuristic(plan))))
     if plan.reasoned is not None:
         console.print()
         show_why(plan, plan.reasoned, console)
@@ -222,6 +222,20 @@ def _parts(step: Term) -> Iterator[tuple[str, float]]:
     for term in step.children:
         for leaf in term.leaves():
             yield (leaf.name if leaf is term else f"{term.name}: {leaf.name}"), leaf.seconds
+
+
+def plain(plan: Plan) -> list[str]:
+    """The best layout with a whole backward, and what splitting it buys."""
+    if plan.found.plain is None:
+        return []
+    other, best = plan.found.plain.estimate, plan.best
+    slower = other.step_seconds - best.step_seconds
+    return [
+        f"without splitting the backward: {short(other.layout)}",
+        f"  {show_seconds(other.step_seconds)}, MFU {show_share(other.mfu)}, "
+        f"rank {plan.found.plain.rank:,}; {show_signed(slower)} a step: "
+        f"{'; '.join(why_slower(other, best))}",
+    ]
 
 
 def heuristic(plan: Plan) -> list[str]:

@@ -182,6 +182,8 @@ _TEXTS = (
     Quantity("axis", "name", "that a message crosses"),
     Quantity("collective", "name", "all_reduce, all_gather, reduce_scatter, all_to_all, send"),
     Quantity("purpose", "text", "what a message is for"),
+    Quantity("alike", "list of layouts", "the best of other meshes that do the same"),
+    Quantity("plain", "object", "the best whose schedule does not split the backward"),
     Quantity("heuristic", "object", "the layout of the textbook's procedure"),
     Quantity("why", "object", "about the layout that was asked for"),
     Quantity("suggested", "object", "the smallest change that makes it fit"),

@@ -21,6 +21,7 @@ ASKED = {  # command lines whose documents have between them every field
     "plan": [
         (*PLAN, "--train-tokens", "1T", "--price", "2", "--why", "dp=64 pp=1 tp=1 zero=0 mb=2"),
         (*PLAN, "--why", "dp=32 pp=1 tp=3"),
+        ("plan", "llama-3.1-405b", "h100x16384", "--tokens", "16M"),  # splits the backward
     ],
     "estimate": [
         ("estimate", "llama-3.1-8b", "h100x64", "--layout", "tp=4 pp=2", "--batch", "64"),
