@@ -31,7 +31,7 @@ ALL_ROUNDING = 1e-15
 GRADIENT, WEIGHT, NUMBER_FACTOR = (2.0, 4.0), (4.0, 6.0), 4.0
 
 # Rounding that moves the gradient by more of its norms than this decides what is learned.
-CHAOS = 2.0
+CHAOS = 4.0
 
 _SUMS = 8 * torch.finfo(torch.float32).eps  # losses of tokens are added up in fp32
 _SMALLEST = 1e-300  # keeps a division by the norm of a tensor of zeros finite
