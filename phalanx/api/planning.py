@@ -13,7 +13,7 @@ from phalanx.api.names import (
     model_of,
     tokens_of,
 )
-from phalanx.core.errors import UsageError
+from phalanx.core.errors import UsageError, require_whole
 from phalanx.core.estimate import Estimate
 from phalanx.core.layout import Layout
 from phalanx.core.message import Message
@@ -90,6 +90,9 @@ def estimate_request(
         RefusedError: the layout is for another number of devices.
     """
     tokens, batch = step
+    for name, value in (("seq", seq), ("batch", batch)):
+        if value is not None:
+            require_whole(name, value)
     shape, devices = model_of(model), cluster_of(cluster)
     asked = layout_on(layout, devices)
     if batch is None:

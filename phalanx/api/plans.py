@@ -151,11 +151,13 @@ class Plan:
         if not is_of_catalog(shape):
             shape = replace(shape, name="custom")
         if self.training is not None:
-            recipe = replace(recipe, steps=ceil(self.training.tokens / request.tokens))
+            every = max(round(self.training.interval / self.best.step_seconds), 1)
+            steps = ceil(self.training.tokens / request.tokens)
+            recipe = replace(recipe, steps=steps, checkpoint_every=every)
         return Run(model=request.shape, layout=layout, recipe=recipe, cluster=request.cluster.name)
 
     def _why_untrainable(self) -> str:
-        """Diagnosis the trainer does not run the model at all, or the best layout."""
+        """Why the trainer does not run the model at all, or the best layout."""
         simple = Layout(precision=self.request.precision)
         for layout in (simple, self.best.layout):
             try:
@@ -165,7 +167,7 @@ class Plan:
         return "the trainer runs no layout that fits"
 
     def reasons(self, found: Estimate) -> tuple[str, ...]:
-        """Diagnosis a layout is slower than the best; of the best, what it spends most on."""
+        """Why a layout is slower than the best; of the best, what it spends most on."""
         return why_not_faster(found) if found is self.best else why_slower(found, self.best)
 
     def to_dict(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TypedDict
 
 from phalanx.api.names import ClusterLike, ModelLike, cluster_of, framework_of, model_of, tokens_of
 from phalanx.core.cluster import Cluster
-from phalanx.core.errors import RefusedError, UsageError, divisors
+from phalanx.core.errors import RefusedError, UsageError, divisors, require_whole, unknown
 from phalanx.core.layout import Layout
 from phalanx.core.precision import Precision
 from phalanx.core.run import Recipe, Run
@@ -63,9 +63,12 @@ def request_of(
         options: whatever else is said.
 
     Raises:
-        UsageError: a name that nobody knows, or a number that cannot be.
+        UsageError: a name or an option that nobody knows, or a number that cannot be.
         RefusedError: what is settled leaves nothing.
     """
+    for name in options:
+        if name not in Options.__annotations__:
+            raise unknown("option", name, Options.__annotations__)
     if (tokens is None) == (batch is None):
         raise UsageError("a step has tokens or a batch of sequences; give one of them")
     top, max_tp = options.get("top", 10), options.get("max_tp")
@@ -96,6 +99,8 @@ def request_of(
 
 
 def _require_sensible(name: str, value: float | None) -> None:
+    if value is not None:
+        require_whole(name, value)
     most = LARGEST.get(name, math.inf)
     if value is not None and not 1 <= value <= most:
         upper = f", at most {most:.0f}" if math.isfinite(most) else ""

@@ -60,6 +60,12 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
     return UsageError(f"unknown {what} {name!r}; {hint}")
 
 
+def require_whole(name: str, value: object) -> None:
+    """Raise UsageError where a value is no whole number; a switch is none either."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageError(f"{name} is {value!r}; it is a whole number")
+
+
 def divisors(n: int) -> tuple[int, ...]:
     """All positive divisors of `n`, ascending: what a degree "can be"."""
     small = [i for i in range(1, int(n**0.5) + 1) if n % i == 0]

@@ -7,7 +7,7 @@ Ranks are numbered with tp fastest, then cp, pp, and dp outermost.
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
-from phalanx.core.errors import RefusedError, UsageError, divisors, shorten
+from phalanx.core.errors import RefusedError, UsageError, divisors, require_whole, shorten
 from phalanx.core.offload import STAYS, Offload
 from phalanx.core.precision import AUTO, Precision
 from phalanx.core.recompute import NONE, Recompute
@@ -100,6 +100,10 @@ class Layout:
             value = getattr(self, key)
             if isinstance(value, str):
                 object.__setattr__(self, key, kind.parse(value))
+        for key in ("dp", "pp", "tp", "cp", "ep", "mb", "zero", "shard", "v", "logits"):
+            require_whole(key, getattr(self, key))
+        if not isinstance(self.schedule, str):
+            raise UsageError(f"schedule is {self.schedule!r}; it is the name of one")
         for key in ("dp", "pp", "tp", "cp", "ep", "mb"):
             if getattr(self, key) < 1:
                 raise UsageError(f"{key}={getattr(self, key)}; a degree is at least 1")

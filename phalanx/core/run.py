@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from phalanx.core.errors import UsageError
+from phalanx.core.errors import UsageError, require_whole
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.synonyms import unknown_key, unknown_table
@@ -19,6 +19,14 @@ OptimizerName = Literal["adamw", "sgd"]
 MasterWeights = Literal["fp32", "none", "stochastic"]
 Moments = Literal["fp32", "bf16"]
 TokenDtype = Literal["auto", "uint8", "uint16", "uint32", "int32", "int64"]
+
+
+_RECIPE_WORDS = {
+    "decay": get_args(Decay),
+    "optimizer": get_args(OptimizerName),
+    "master_weights": get_args(MasterWeights),
+    "moments": get_args(Moments),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +116,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         """Reject values outside their domain."""
+        self._require_kinds()
         for key in ("seq", "batch", "steps", "keep"):
             _at_least(f"recipe.{key}", getattr(self, key), 1)
         for key in ("stop_at", "warmup", "checkpoint_every", "keep_every", "evaluate_every"):
@@ -134,6 +143,15 @@ class Recipe:
             )
         if self.clip_norm not in (2.0, math.inf):
             raise UsageError(f"recipe.clip_norm is {self.clip_norm}; it can be 2 or inf")
+
+    def _require_kinds(self) -> None:
+        """Reject what is no whole number, or none of the words, where Python lets it pass."""
+        for key in ("seq", "batch", "steps"):
+            require_whole(f"recipe.{key}", getattr(self, key))
+        for key, words in _RECIPE_WORDS.items():
+            if getattr(self, key) not in words:
+                options = ", ".join(words)
+                raise UsageError(f"recipe.{key} is {getattr(self, key)!r}; it can be {options}")
 
     @property
     def last_step(self) -> int:

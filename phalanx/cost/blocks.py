@@ -1,6 +1,6 @@
 """Which kernels a rank runs for one micro-batch: of a block, of the embedding, of the head.
 
-Each operator of `cost/operators.py` becomes kernels of this rank's size, by its share of tokens and
+Each operator of `core/operators/` becomes kernels of this rank's size, by its share of tokens and
 of channels.
 
 Symbols: T tokens of the micro-batch on one rank, s sequence length, E experts, K experts per token,

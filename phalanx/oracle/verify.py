@@ -168,13 +168,13 @@ def refuse_unprovable(run: Run) -> None:
     Raises:
         RefusedError: with what works.
     """
-    refuse(run)
     if is_asynchronous(run.layout):
         raise RefusedError(
             f"schedule={run.layout.schedule} does not claim the update of one device: its "
             "gradients are stale by design; train with it, or verify another one, such as "
             f"schedule={DEFAULT_SCHEDULE}"
         )
+    refuse(run)
 
 
 def verify(

@@ -130,3 +130,19 @@ def test_shares_lie_end_to_end_and_differ_by_at_most_one(total: int, parts: int)
     assert ends[-1] == total
     sizes = [size for _, size in shares]
     assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"tp": 2.5}, "tp is 2.5; it is a whole number"),
+        ({"dp": "2"}, "whole number"),
+        ({"zero": True}, "whole number"),
+        ({"schedule": 3}, "name of one"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_wrong_usage_in_python_too(
+    values: dict[str, object], says: str
+) -> None:
+    with pytest.raises(UsageError, match=says):
+        Layout(**values)

@@ -136,3 +136,14 @@ def test_a_run_stops_at_the_earlier_of_its_two_ends() -> None:
     assert Recipe(steps=20).last_step == 20
     assert Recipe(steps=20, stop_at=10).last_step == 10
     assert Recipe(steps=20, stop_at=30).last_step == 20
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [({"optimizer": "sgdx"}, "it can be adamw, sgd"), ({"seq": 4096.5}, "whole number")],
+)
+def test_a_recipe_checks_its_words_and_numbers_in_python_too(
+    values: dict[str, object], says: str
+) -> None:
+    with pytest.raises(UsageError, match=says):
+        Recipe(**values)

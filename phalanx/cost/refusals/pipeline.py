@@ -12,7 +12,7 @@ from phalanx.cost.table import Booleans, Integers, Table
 from phalanx.schedules.check import check
 from phalanx.schedules.file import refuse_early_embedding
 from phalanx.schedules.layouts import chunks, layers_of_stages, spec_of
-from phalanx.schedules.registry import NAMES, find_schedule
+from phalanx.schedules.registry import NAMES, SPECS, find_schedule
 from phalanx.schedules.sizes import Sizes
 from phalanx.schedules.spec import ScheduleSpec
 
@@ -26,18 +26,33 @@ def _outside(
     ranks, place = np.unique(x.pp, return_inverse=True)
     specs = [find_schedule(name) for name in x.schedule.values]
     sizes = [[sizes_of(spec, int(p)) for p in ranks] for spec in specs]
-    table = np.array([[(s.least, s.multiple, s.most or ENDLESS) for s in row] for row in sizes])
+    numbers = [(s.least, s.multiple, s.most or ENDLESS) for row in sizes for s in row]
+    table = np.array(numbers, dtype=np.int64).reshape(len(specs), len(ranks), 3)
     least, multiple, most = np.moveaxis(table[x.schedule.codes, place.reshape(x.pp.shape)], -1, 0)
     fewest = np.minimum(np.maximum(-(-number // multiple) * multiple, least), most)
     result: Booleans = fewest != number
     return result
 
 
-def _says_size(key: str, size: int, sizes: Sizes, layout: Layout) -> str:
+def _says_size(key: str, size: int, sizes: Sizes, others: str, layout: Layout) -> str:
     return (
         f"schedule={layout.schedule} needs {key} to be {sizes}, not {key}={size}; use "
-        f"{key}={sizes.nearest(size)}, or schedule={DEFAULT_SCHEDULE} with v=1"
+        f"{key}={sizes.nearest(size)}, or schedule={others}"
     )
+
+
+def _says_ranks(run: Run) -> str:
+    layout = run.layout
+    others = f"{DEFAULT_SCHEDULE} with v=1"
+    return _says_size("pp", layout.pp, spec_of(layout).ranks, others, layout)
+
+
+def _says_chunks(run: Run) -> str:
+    """With the schedules that have so many chunks on so many ranks."""
+    layout, v = run.layout, chunks(run.layout)
+    takes = (s.name for s in SPECS if s.chunks.hold(v) and s.ranks.hold(layout.pp))
+    others = " or ".join(takes) or f"{DEFAULT_SCHEDULE} with v=1"
+    return _says_size("v", v, spec_of(layout).chunks, others, layout)
 
 
 def _says_micro_batches(run: Run) -> str:
@@ -177,13 +192,13 @@ RULES = (
         "the schedule takes other numbers of ranks",
         keys("pp schedule"),
         lambda x: _outside(x, lambda spec, p: spec.ranks, x.pp),
-        lambda run: _says_size("pp", run.layout.pp, spec_of(run.layout).ranks, run.layout),
+        _says_ranks,
     ),
     Rule(
         "the schedule takes other numbers of chunks",
         keys("pp schedule v"),
         lambda x: _outside(x, lambda spec, p: spec.chunks, x.v),
-        lambda run: _says_size("v", chunks(run.layout), spec_of(run.layout).chunks, run.layout),
+        _says_chunks,
     ),
     Rule(
         "the schedule takes other numbers of micro-batches",

@@ -22,6 +22,19 @@ def needed(row: Row, key: str) -> int:
     return value
 
 
+def degree(row: Row, key: str) -> int | None:
+    """A whole number of at least 1, or None where the cell is empty.
+
+    Raises:
+        UnusableError: it says something else; a guess would price another run.
+    """
+    text = (row.get(key) or "").strip()
+    value = number(row, key)
+    if text and (value is None or value < 1 or value != round(value)):
+        raise UnusableError(f"{key} is {text!r}")
+    return None if value is None else round(value)
+
+
 def whole(row: Row, key: str) -> int | None:
     """A whole number, or None."""
     value = number(row, key)

@@ -9,7 +9,7 @@ from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.precision import Precision
 from phalanx.core.recompute import FULL, MODES, Recompute
-from phalanx.planner.published.cells import Row, UnusableError, needed, whole
+from phalanx.planner.published.cells import Row, UnusableError, degree, needed, whole
 
 SCHEDULES = {
     "": "",
@@ -75,7 +75,7 @@ def precision_of(row: Row) -> str:
 
 def _layouts(row: Row, shape: ModelShape, batch: int, assumptions: list[str]) -> Iterator[Layout]:
     """The layouts that differ in micro-batch and recomputation, where a row leaves them open."""
-    tp, cp, pp = (whole(row, key) or 1 for key in ("tp", "cp", "pp"))
+    tp, cp, pp = (degree(row, key) or 1 for key in ("tp", "cp", "pp"))
     dp = _replicas(row, tp * cp * pp, assumptions)
     schedule, v, stages = _schedule(row, shape, pp)
     if pp > 1 and not row.get("schedule", "").strip() and v == 1:
@@ -86,7 +86,7 @@ def _layouts(row: Row, shape: ModelShape, batch: int, assumptions: list[str]) ->
         pp=pp,
         tp=tp,
         cp=cp,
-        ep=whole(row, "ep") or 1,
+        ep=degree(row, "ep") or 1,
         zero=_zero(row),
         v=v,
         schedule=schedule,
@@ -101,7 +101,7 @@ def _layouts(row: Row, shape: ModelShape, batch: int, assumptions: list[str]) ->
 
 def _replicas(row: Row, others: int, assumptions: list[str]) -> int:
     """dp; what the other axes leave of the devices, where the row has none or one that is wrong."""
-    ranks, dp = needed(row, "n_gpus"), whole(row, "dp")
+    ranks, dp = needed(row, "n_gpus"), degree(row, "dp")
     left = ranks // others
     if dp is None or (dp * others != ranks and left * others == ranks):
         if dp is not None:

@@ -79,10 +79,15 @@ def read_rows(path: Path) -> list[Row]:
     """The rows of a CSV file.
 
     Raises:
-        UsageError: a column that every file has is missing.
+        UsageError: there is no such file, it is no text, or lacks a column that every file has.
     """
-    with path.open(encoding="utf-8", newline="") as file:
-        rows: list[Row] = list(csv.DictReader(file))
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows: list[Row] = list(csv.DictReader(file, restval=""))
+    except FileNotFoundError:
+        raise UsageError(f"there is no file {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is no CSV file of published runs: {error}") from None
     for column in ("id", "layers", "hidden", "seq_len", "gpu", "n_gpus", "dtype"):
         if rows and column not in rows[0]:
             raise UsageError(f"{path.name} has no column {column!r}")

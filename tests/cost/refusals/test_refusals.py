@@ -2,6 +2,7 @@
 
 from dataclasses import fields, replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -136,3 +137,14 @@ def test_an_unknown_schedule_is_wrong_usage_and_not_a_refusal() -> None:
     run = Run(model=DENSE, layout=Layout(schedule="fifo"), recipe=RECIPE)
     with pytest.raises(PhalanxError, match="unknown schedule"):
         refusal(run)
+
+
+def test_a_table_without_rows_is_refused_nothing() -> None:
+    table = Table.of(DENSE, RECIPE, [Layout(schedule="zb-v")]).take(np.zeros(0, dtype=np.int64))
+    assert all(clashes.shape == (0,) for _, clashes in refused(table, frozenset(), KEYS))
+
+
+def test_chunks_that_a_schedule_does_not_take_lead_to_one_that_does() -> None:
+    found = refusal(Run(model=DENSE, layout=Layout(pp=2, v=2), recipe=RECIPE))
+    assert found is not None
+    assert "use v=1, or schedule=interleaved" in found.message

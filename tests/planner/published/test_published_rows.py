@@ -178,3 +178,17 @@ def test_a_pipeline_that_would_idle_for_most_of_the_time_is_taken_as_interleaved
     assert (layout.schedule, chunks(layout)) == ("interleaved", 3)
     (layout,) = read_run(changed(row, global_batch_seqs="1536")).layouts
     assert layout.schedule == "1f1b"
+
+
+@pytest.mark.parametrize("cell", ["x", "-1", "2.5", "0"])
+def test_a_degree_that_cannot_be_read_is_not_taken_for_1(cell):
+    row = {**ROWS["VT-multi-0"], "tp": cell}
+    with pytest.raises(UnusableError, match=f"tp is '{cell}'"):
+        read_run(row)
+
+
+def test_a_file_that_is_no_text_is_wrong_usage(tmp_path):
+    path = tmp_path / "runs.csv"
+    path.write_bytes(bytes(range(256)))
+    with pytest.raises(UsageError, match="no CSV file"):
+        read_rows(path)
