@@ -234,7 +234,7 @@ def test_a_block_keeps_inputs_of_products_in_few_bits(line: str, recipe: str):
         size = (SEQ // tp.sequence_parts, layout.mb, WIDE.hidden)
         x = torch.ones(size, dtype=torch.bfloat16, requires_grad=True)
         found = measured(lambda: block(x, micro_batch(layout.mb)), block)
-    ledger = as_operands(block_saved(WIDE, 0, SEQ, 2, OURS), layout)
+    ledger = as_operands(block_saved(WIDE, 0, SEQ, 2, OURS), layout.precision)
     assert found == predicted(tuple(ledger), layout)
 
 

@@ -128,7 +128,14 @@ def timeouts(layout: Layout) -> set[float]:
     """How long this rank waits for a message of each of its groups, in seconds."""
     mesh = build_mesh(layout, torch.device("cpu"), kv_heads=1)
     groups = [mesh.world, mesh.tensor, mesh.pipeline, mesh.context, mesh.data, mesh.shard]
-    groups += [mesh.replica, mesh.expert, mesh.expert_copies.all, mesh.ends, mesh.twins, mesh.heads]
+    groups += [
+        mesh.replica,
+        mesh.expert,
+        mesh.expert_copies.all,
+        mesh.embedding_group,
+        mesh.pipeline_replicas,
+        mesh.kv_replicas,
+    ]
     handles = [group.handle for group in groups if group.handle is not None]
     assert len(handles) > 2
     found = [group_timeout(handle) for handle in handles]

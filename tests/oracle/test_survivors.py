@@ -16,6 +16,7 @@ from phalanx.oracle.covering import cost, features_of
 from phalanx.oracle.mutations import remade, without_a_block
 from phalanx.oracle.pool import RankPool
 from phalanx.oracle.verify import Tamper, verify
+from phalanx.schedules.layouts import chunks
 from phalanx.trainer.engine.executor import Executor
 from phalanx.trainer.engine.step import Engine
 from phalanx.trainer.model.batch import MicroBatch
@@ -141,7 +142,7 @@ SURVIVORS: list[tuple[Tamper, Callable[[CaseSpec], bool]]] = [
     (pads_one, lambda spec: "several padded" in features_of(spec) and _routes(spec)),
     (swaps_far_chunks, lambda spec: "ulysses" in features_of(spec) and _cp(spec) > 2),
     (swaps_far_chunks, lambda spec: "gather" in features_of(spec) and _cp(spec) > 2),
-    (forgets_in_the_third_chunk, lambda spec: Layout.parse(spec.layout).chunks > 2),
+    (forgets_in_the_third_chunk, lambda spec: chunks(Layout.parse(spec.layout)) > 2),
     (forgets_copies_of_experts, lambda spec: "copies of experts" in features_of(spec)),
 ]
 

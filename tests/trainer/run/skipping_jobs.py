@@ -132,13 +132,13 @@ def run_job(
         with Checkpoint.open(folder / f"step-{first:08}") as checkpoint:
             if change is not None:
                 change(checkpoint.state)
-            assert restore(engine, checkpoint, CORPUS) == first
+            assert restore(engine, checkpoint) == first
     skipped = [i for i in range(first, end) if _take(engine, case, i, overflows=i in overflows)]
     assert skipped == [i for i in range(first, end) if i in overflows]
     if change is not None:
         return held(engine)
     mesh = engine.mesh
     saver = Saver(folder, run.layout.rank_at(mesh.at), mesh.world.size, attempt=f"to_{end}")
-    saver.save(end, own_pieces(engine), progress(engine, end, CORPUS))
+    saver.save(end, own_pieces(engine), progress(engine, end, {"corpus": CORPUS}))
     saver.wait()
     return held(engine)

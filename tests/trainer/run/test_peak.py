@@ -3,18 +3,19 @@ import time
 import pytest
 import torch
 
+from phalanx.core.precision import BF16, Precision
 from phalanx.trainer.run.peak import known_peak, measured_gemm_flops
 
 
 def test_a_known_gpu_has_its_data_sheet_peak() -> None:
-    assert known_peak("NVIDIA H200", "bf16") == pytest.approx(989.4e12)
+    assert known_peak("NVIDIA H200", BF16) == pytest.approx(989.4e12)
 
 
 @pytest.mark.parametrize(
     ("device", "precision"), [("NVIDIA H200 NVL 3000", "bf16"), ("NVIDIA H200", "fp64")]
 )
 def test_what_the_catalog_does_not_know_has_no_peak(device: str, precision: str) -> None:
-    assert known_peak(device, precision) is None
+    assert known_peak(device, Precision.parse(precision)) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -86,4 +86,4 @@ def test_every_field_of_the_metrics_is_documented_and_no_other() -> None:
 
 
 def test_every_field_of_the_summary_is_documented_and_no_other() -> None:
-    assert documented("summary.json") == set(summary().to_json())
+    assert documented("summary.json") == set(summary().to_dict())
