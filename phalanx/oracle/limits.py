@@ -32,6 +32,8 @@ GRADIENT, WEIGHT, NUMBER_FACTOR = (2.0, 4.0), (4.0, 6.0), 4.0
 
 # Rounding that moves the gradient by more of its norms than this decides what is learned.
 CHAOS = 4.0
+# In fp32 a weight may always be off by this share of its norm, however little draws moved it.
+SINGLE = 1e-5
 
 _SUMS = 8 * torch.finfo(torch.float32).eps  # losses of tokens are added up in fp32
 _SMALLEST = 1e-300  # keeps a division by the norm of a tensor of zeros finite
@@ -161,11 +163,14 @@ def _measured(
         },
         weights={
             # one more unit in the last place, since weights are compared as they are rounded
-            name: _explained(
-                w,
-                noise.weights[name].times(WEIGHT),
-                eps * float(w.abs().max()) + either.get(name, 0.0),
-                typical,
+            name: _at_least(
+                SINGLE if eps == torch.finfo(torch.float32).eps else 0.0,
+                _explained(
+                    w,
+                    noise.weights[name].times(WEIGHT),
+                    eps * float(w.abs().max()) + either.get(name, 0.0),
+                    typical,
+                ),
             )
             for name, w in step.weights.items()
         },
@@ -179,6 +184,10 @@ def _explained(x: Tensor, noise: Deviation, more: float, least: float) -> Limit:
     off = (noise.norm + more) / limit.norm
     element = (noise.element + more) / limit.largest
     return limit._replace(off=max(off, _SMALLEST), element=max(element, _SMALLEST))
+
+
+def _at_least(share: float, limit: Limit) -> Limit:
+    return limit._replace(off=max(limit.off, share), element=max(limit.element, share))
 
 
 def _limit(x: Tensor, least: float, shares: tuple[float, float]) -> Limit:

@@ -115,7 +115,7 @@ def forgets_in_the_third_chunk(engine: Engine) -> Engine:
         index: without_a_block(stage) if index // pp == 2 else stage
         for index, stage in executor.stages.items()
     }
-    return replace(engine, executor=Executor(stages, executor.wire, executor.recorder))
+    return replace(engine, executor=remade(Executor, executor, stages))
 
 
 def forgets_copies_of_experts(engine: Engine) -> Engine:
