@@ -249,7 +249,7 @@ def test_a_part_without_published_runs_says_so_and_is_less_certain():
         ("dp=2 tp=4 precision=fp64", "no fp64 matrix units"),
         ("dp=1 cp=8", None),
         ("dp=8 ep=2", "has no experts; use ep=1"),
-        ("dp=4 pp=2 v=2", "use v=1, or schedule=1f1b with v=1"),
+        ("dp=4 pp=2 v=2", "use v=1, or schedule=interleaved"),
         ("dp=4 pp=2 v=1 schedule=zb-v", "use v=2"),
         ("pp=8 schedule=interleaved v=3", "8 layers cannot fill"),
         ("dp=8 mb=3", "a batch of 128 sequences"),
