@@ -155,6 +155,9 @@ RECOMPUTES = (
 )
 
 
+_DRAWN_INSTEAD = 12  # cases, where not all of the covering set fit
+
+
 @cache
 def _covering_set() -> tuple[CaseSpec, ...]:
     text = (files("phalanx.oracle") / "covering_set.txt").read_text(encoding="utf-8")
@@ -164,10 +167,16 @@ def _covering_set() -> tuple[CaseSpec, ...]:
 def covering_set(max_ranks: int = 8) -> list[CaseSpec]:
     """The cases that together let every feature meet every size (`covering.py`).
 
+    Most of them need many ranks, so where fewer are allowed some are drawn in their place, always
+    the same ones.
+
     Args:
         max_ranks: larger ones are left out.
     """
-    return [spec for spec in _covering_set() if Layout.parse(spec.layout).ranks <= max_ranks]
+    fits = [spec for spec in _covering_set() if Layout.parse(spec.layout).ranks <= max_ranks]
+    return (
+        fits if len(fits) == len(_covering_set()) else fits + sample(_DRAWN_INSTEAD, max_ranks, 0)
+    )
 
 
 def sample(count: int, max_ranks: int, seed: int, changes: Tables | None = None) -> list[CaseSpec]:
