@@ -171,3 +171,8 @@ def test_every_result_is_a_document_and_a_table(result):
     html = found._repr_html_()
     assert html.startswith("<table>")
     assert html.endswith("</table>")
+
+
+def test_an_option_that_nobody_knows_is_said_with_the_nearest() -> None:
+    with pytest.raises(phalanx.UsageError, match="did you mean max_tp"):
+        phalanx.plan("llama-3.1-8b", "h100x8", batch=64, seq=4096, max_TP=1)
