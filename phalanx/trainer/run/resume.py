@@ -1,8 +1,10 @@
 """Goes on from a checkpoint: which one, whether it may, and what is another than it was."""
 
+from functools import partial
 from pathlib import Path
 
 from phalanx.core.errors import PhalanxError, UsageError
+from phalanx.trainer import faults
 from phalanx.trainer.checkpoint import Checkpoint, newest, open_verified
 from phalanx.trainer.run.continuity import (
     Resume,
@@ -33,21 +35,25 @@ def take_up(session: Session, resume: Resume) -> int:
     if isinstance(path, PhalanxError):
         raise path
     if not isinstance(path, Path):
-        session.reporter.on_event("no checkpoint to resume from; starting at the first step")
+        text = "no checkpoint to resume from; starting at the first step"
+        session.events.tell("resume", text, step=0)
         if session.directory:
             session.directory.forget_after(0)
         return 0
+    faults.point("resume.before")
     with Checkpoint.open(path) as checkpoint:
         found = changes(checkpoint.state, identity(session.run, session.corpus))
         if not resume.may_differ:
             refuse_changes(found, str(path))
         jump = learning_rate_jump(checkpoint.state, session.run.recipe)
         step = restore(session.engine, checkpoint)
-    session.reporter.on_event(f"resumed {path.name} under {session.run.layout}")
+    faults.point("resume.after", step=step)
+    text = f"resumed {path.name} under {session.run.layout}"
+    session.events.tell("resume", text, step=step, checkpoint=str(path))
     all_done = require_steps(session.run.recipe, step)
     for line in (*map(str, found), jump, all_done):
         if line:
-            session.reporter.on_event(line)
+            session.events.note(line)
     if session.directory:
         session.directory.forget_after(step)
     return step
@@ -70,7 +76,8 @@ def _choose(session: Session, checkpoint: str) -> Path | None:
     elif not (path / "run.toml").exists():
         with open_verified(path, require_progress) as asked_for:
             return asked_for.path
-    found = newest(path / "checkpoints", session.reporter.on_event, require_progress)
+    told = partial(session.events.tell, "set aside")
+    found = newest(path / "checkpoints", told, require_progress)
     if found is not None:
         found.close()
         return found.path
