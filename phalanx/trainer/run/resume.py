@@ -3,15 +3,16 @@
 from functools import partial
 from pathlib import Path
 
-from phalanx.core.errors import UsageError
+from phalanx.core.errors import PhalanxError, UsageError
 from phalanx.trainer import faults
-from phalanx.trainer.checkpoint import Checkpoint, newest
+from phalanx.trainer.checkpoint import Checkpoint, newest, open_verified
 from phalanx.trainer.run.continuity import (
     Resume,
     changes,
     identity,
     learning_rate_jump,
     refuse_changes,
+    require_progress,
     require_steps,
 )
 from phalanx.trainer.run.meter import from_rank_0
@@ -30,8 +31,9 @@ def take_up(session: Session, resume: Resume) -> int:
         UsageError: it ends before the checkpoint.
         CheckpointError: the checkpoint is of another model, or damaged.
     """
-    chosen = _choose(session, resume.checkpoint) if session.worker.rank == 0 else None
-    path = from_rank_0(chosen, session.engine.mesh)
+    path = from_rank_0(_chosen(session, resume.checkpoint), session.engine.mesh)
+    if isinstance(path, PhalanxError):
+        raise path
     if not isinstance(path, Path):
         text = "no checkpoint to resume from; starting at the first step"
         session.events.tell("resume", text, step=0)
@@ -57,6 +59,14 @@ def take_up(session: Session, resume: Resume) -> int:
     return step
 
 
+def _chosen(session: Session, checkpoint: str) -> Path | PhalanxError | None:
+    """What rank 0 has chosen, or why it could not, so that all ranks say the same."""
+    try:
+        return _choose(session, checkpoint) if session.worker.rank == 0 else None
+    except PhalanxError as error:
+        return error
+
+
 def _choose(session: Session, checkpoint: str) -> Path | None:
     path = Path(checkpoint)
     if checkpoint == "auto":
@@ -64,8 +74,10 @@ def _choose(session: Session, checkpoint: str) -> Path | None:
             return None
         path = session.directory.path
     elif not (path / "run.toml").exists():
-        return path
-    found = newest(path / "checkpoints", partial(session.events.tell, "set aside"))
+        with open_verified(path, require_progress) as asked_for:
+            return asked_for.path
+    told = partial(session.events.tell, "set aside")
+    found = newest(path / "checkpoints", told, require_progress)
     if found is not None:
         found.close()
         return found.path
