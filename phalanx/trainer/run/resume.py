@@ -4,9 +4,9 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from phalanx.core.errors import CheckpointError, UsageError
+from phalanx.core.errors import CheckpointError, PhalanxError, UsageError
 from phalanx.trainer import faults
-from phalanx.trainer.checkpoint import Checkpoint, newest
+from phalanx.trainer.checkpoint import Checkpoint, newest, open_verified
 from phalanx.trainer.checkpoint.manifest import read_manifest
 from phalanx.trainer.checkpoint.names import steps
 from phalanx.trainer.run.continuity import (
@@ -15,6 +15,7 @@ from phalanx.trainer.run.continuity import (
     identity,
     learning_rate_jump,
     refuse_changes,
+    require_progress,
     require_steps,
 )
 from phalanx.trainer.run.events import EventLog
@@ -34,8 +35,9 @@ def take_up(session: Session, resume: Resume) -> int:
         UsageError: it ends before the checkpoint.
         CheckpointError: the checkpoint is of another model, or damaged.
     """
-    chosen = _choose(session, resume) if session.worker.rank == 0 else None
-    path = from_rank_0(chosen, session.engine.mesh)
+    path = from_rank_0(_chosen(session, resume), session.engine.mesh)
+    if isinstance(path, PhalanxError):
+        raise path
     if not isinstance(path, Path):
         text = "no checkpoint to resume from; starting at the first step"
         session.events.tell("resume", text, step=0)
@@ -61,6 +63,14 @@ def take_up(session: Session, resume: Resume) -> int:
     return step
 
 
+def _chosen(session: Session, resume: Resume) -> Path | PhalanxError | None:
+    """What rank 0 has chosen, or why it could not, so that all ranks say the same."""
+    try:
+        return _choose(session, resume) if session.worker.rank == 0 else None
+    except PhalanxError as error:
+        return error
+
+
 def _choose(session: Session, resume: Resume) -> Path | None:
     """Rank 0: the checkpoint to go on from; None where the run begins anew."""
     own = session.directory.path if session.directory else None
@@ -70,7 +80,8 @@ def _choose(session: Session, resume: Resume) -> Path | None:
         return _newest(session, own) if own is not None and not resume.restarted else None
     path = Path(resume.checkpoint)
     if not (path / "run.toml").exists():
-        return path
+        with open_verified(path, require_progress) as asked_for:
+            return asked_for.path
     found = _newest(session, path)
     if found is None:
         raise UsageError(f"{path} has no checkpoint to start from")
@@ -79,7 +90,8 @@ def _choose(session: Session, resume: Resume) -> Path | None:
 
 def _newest(session: Session, run: Path) -> Path | None:
     _set_stale_aside(run / "checkpoints", session.events)
-    found = newest(run / "checkpoints", partial(session.events.tell, "set aside"))
+    told = partial(session.events.tell, "set aside")
+    found = newest(run / "checkpoints", told, require_progress)
     if found is None:
         return None
     found.close()
