@@ -6,13 +6,19 @@ closed says SIGHUP, and a person Ctrl-C, which is SIGINT.
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+from phalanx.core.errors import PhalanxError
 
 INTERRUPTED = 75  # exit code: it was asked to stop, and can go on where it was
 HUMAN_SECONDS = 0.5  # two interrupts closer than this are one, heard twice
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+
+
+class EndedError(PhalanxError):
+    """Ranks that were asked to stop had to be ended before they could save."""
 
 
 class Requests:
@@ -41,12 +47,27 @@ class Requests:
 
 
 @contextmanager
+def held_back(numbers: Collection[signal.Signals] = STOP_SIGNALS) -> Iterator[None]:
+    """Let signals wait: they are delivered after this, or as soon as somebody listens.
+
+    Processes that are started meanwhile hold them back too, until they listen.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
 def listening() -> Iterator[Requests]:
-    """Take signals as requests to stop. Call it from the main thread."""
+    """Take signals as requests to stop, also those that were held back; from the main thread."""
     requests = Requests()
     before = {number: signal.signal(number, requests.note) for number in STOP_SIGNALS}
+    held = signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     try:
         yield requests
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
         for number, handler in before.items():
             signal.signal(number, handler)

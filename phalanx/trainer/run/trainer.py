@@ -110,7 +110,9 @@ def _steps(session: Session, first: int, last: int) -> tuple[int, bool]:
             faults.point("step.before", step=step, tensors=partial(named_tensors, engine))
             result = train_step(engine, step, batch)
             faults.point("step.after", step=step)
-            waited = batches.seconds_waited
+            # before ranks agree whether to stop: one whose data does not come can still say so
+            ahead = batches.await_next(lambda: session.worker.stop.requested)
+            waited = batches.seconds_waited + ahead  # the first batch of all, and the next one
             agreed = agree(
                 engine.mesh, result.load, stop=session.worker.stop.requested, data_wait=waited
             )
