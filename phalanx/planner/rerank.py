@@ -108,7 +108,7 @@ class Candidates:
         keys = [np.broadcast_to(column, len(rows)) for column in columns]
         chosen = different([key[close] for key in keys], least=best[close]).first
         for row in close[chosen].tolist():
-            at = (int(table.dp[row]), *(int(key[row]) for key in keys))
+            at = (int(table.dp[0]), *(int(key[row]) for key in keys))
             known = self._best.get(at)
             if known is None or best[row] < known.seconds:
                 size = int(group.shards[0, shard[row]])
