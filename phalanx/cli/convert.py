@@ -99,10 +99,10 @@ def _home(source: Path) -> Path:
 
 
 def _checkpoint(source: Path) -> "Checkpoint":
-    from phalanx.trainer.checkpoint import Checkpoint, newest
+    from phalanx.trainer.checkpoint import newest, open_verified
 
     if not (source / "run.toml").is_file():
-        return Checkpoint.open(source)
+        return open_verified(source)
     found = newest(source / "checkpoints", lambda event: print(event, file=sys.stderr))
     if found is None:
         raise UsageError(f"{source} has no checkpoint yet; set recipe.checkpoint_every, or wait")

@@ -16,6 +16,7 @@ from phalanx.trainer.run.continuity import (
     identity,
     learning_rate_jump,
     refuse_changes,
+    require_progress,
     require_steps,
 )
 from phalanx.trainer.run.room import Room, refuse_too_large
@@ -83,7 +84,7 @@ def describe_resume(run: Run, origin: Origin) -> dict[str, Any]:
     """
     if origin.resume is None:
         return {}
-    from phalanx.trainer.checkpoint.manifest import read_manifest
+    from phalanx.trainer.checkpoint.manifest import DamagedError, read_manifest
     from phalanx.trainer.checkpoint.names import steps
 
     path = origin.runs / origin.name
@@ -92,7 +93,12 @@ def describe_resume(run: Run, origin: Origin) -> dict[str, Any]:
         path = next((found for _, found in steps(path / "checkpoints")), path)
         if (path / "run.toml").exists():
             return {"resumes": None, "notes": ["there is no checkpoint yet: it starts anew"]}
-    state = read_manifest(path).state
+    try:
+        manifest = read_manifest(path)
+        require_progress(manifest)
+    except DamagedError as error:
+        raise DamagedError(f"{path}: {error}; the start would not take it") from error
+    state = manifest.state
     found = changes(state, identity(run, open_text(run).corpus))
     if not origin.resume.may_differ:
         refuse_changes(found, str(path))

@@ -27,8 +27,8 @@ from checkpoint_faults import (
 
 from phalanx.core.errors import CheckpointError
 from phalanx.trainer.checkpoint import Saver, newest
+from phalanx.trainer.checkpoint.check import verify
 from phalanx.trainer.checkpoint.disk import Disk
-from phalanx.trainer.checkpoint.find import verify
 from phalanx.trainer.checkpoint.names import steps
 
 

@@ -17,6 +17,8 @@ MANIFEST = "manifest.json"
 REPLACED = ".replaced"
 ATTEMPT = re.compile(r"\w{1,64}")
 SHARD = re.compile(r"rank-\d{5,}\.safetensors")
+WORD = re.compile(r"[A-Za-z0-9._-]{1,500}")  # the name of a parameter, or of what is kept of it
+KEY = re.compile(r"[A-Za-z0-9._/#-]{1,2000}")  # of a tensor in a shard
 
 _STEP = re.compile(rf"step-(\d{{8,}})({re.escape(REPLACED)})?")
 _HIDDEN = re.compile(rf"\.{_STEP.pattern}\.(\w+)-(\d+)\.(partial|failed|discarded)")
@@ -25,6 +27,12 @@ _HIDDEN = re.compile(rf"\.{_STEP.pattern}\.(\w+)-(\d+)\.(partial|failed|discarde
 def step_name(step: int) -> str:
     """Directory name of a committed checkpoint."""
     return f"step-{step:08d}"
+
+
+def step_of(name: str) -> int | None:
+    """The step that the name of a committed checkpoint says; None for any other name."""
+    found = _STEP.fullmatch(name)
+    return int(found[1]) if found else None
 
 
 def shard_name(rank: int) -> str:

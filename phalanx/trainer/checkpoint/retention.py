@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from phalanx.trainer.checkpoint.agreement import Save
+from phalanx.trainer.checkpoint.check import set_aside, verify
 from phalanx.trainer.checkpoint.disk import Disk
-from phalanx.trainer.checkpoint.find import set_aside, verify
 from phalanx.trainer.checkpoint.manifest import DamagedError
 from phalanx.trainer.checkpoint.names import REPLACED, hidden, steps
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from phalanx.data.batches import Batch
+from phalanx.trainer import faults
 from phalanx.trainer.engine.balance import ExpertLoad
 from phalanx.trainer.engine.batching import count_targets, count_valid, micro_batches
 from phalanx.trainer.engine.engine import Engine
@@ -58,7 +59,9 @@ def train_step(engine: Engine, step: int, batch: Batch) -> StepResult:
         step: from 0.
         batch: the sequences at `engine.positions()`.
     """
-    return update(engine, passes(engine, step, batch))
+    loss = passes(engine, step, batch)
+    faults.point("step.before_update", step=step)
+    return update(engine, loss)
 
 
 def passes(engine: Engine, step: int, batch: Batch) -> PendingScalar:

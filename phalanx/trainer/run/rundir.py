@@ -4,6 +4,7 @@
                 env.json       versions, hardware, layout, git commit
                 metrics.jsonl  one object per step
                 timeline.json  opens in Perfetto
+                events.jsonl   one object for each thing that happened
                 checkpoints/   step-00000100/ ...
                 summary.json
 
@@ -29,7 +30,7 @@ from phalanx.trainer.run.report import StepMetrics, Summary, Validation, finite
 LOCK = ".lock"
 _NAME = re.compile(r"\w[\w .+=@-]{0,98}[\w.+=@-]|\w")
 MOST_LINE_BYTES = 1 << 16
-WRITTEN_AT_ONCE = ("run.toml", "env.json", "metrics.jsonl", LOCK)
+WRITTEN_AT_ONCE = ("run.toml", "env.json", "metrics.jsonl", "events.jsonl", LOCK)
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,11 @@ class RunDirectory:
     def metrics_file(self) -> Path:
         """One JSON object per step."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def events_file(self) -> Path:
+        """One JSON object for each thing that happened; see events.py."""
+        return self.path / "events.jsonl"
 
     @property
     def summary_file(self) -> Path:

@@ -2,6 +2,7 @@
 
 import secrets
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from phalanx.trainer.engine.engine import Engine, build_engine
 from phalanx.trainer.model.init import notes_on_weights
 from phalanx.trainer.parallel.mesh import Mesh, build_mesh
 from phalanx.trainer.precision.dtypes import Dtypes
+from phalanx.trainer.run.events import EventLog
 from phalanx.trainer.run.limits import refuse_untrainable
 from phalanx.trainer.run.meter import Meter, find_peak, from_rank_0
 from phalanx.trainer.run.report import Reporter, RunInfo, Silent
@@ -39,6 +41,7 @@ class Session:
         saver: of checkpoints; None where nothing is written.
         directory: of the run; None where nothing is written, and on ranks other than 0.
         reporter: silent on ranks other than 0.
+        events: written and shown by rank 0; the others tell nobody.
         meter: of this session.
         proof: for the summary.
     """
@@ -52,6 +55,7 @@ class Session:
     saver: Saver | None
     directory: RunDirectory | None
     reporter: Reporter
+    events: EventLog
     meter: Meter
     proof: str = ""
 
@@ -75,6 +79,7 @@ def open_session(
     engine = build_engine(run, mesh)
     main = worker.rank == 0
     reporter = reporter if main else Silent()
+    events = _events(directory if main else None, reporter)
     session = Session(
         run=run,
         worker=worker,
@@ -82,9 +87,10 @@ def open_session(
         training=text.training,
         validation=text.held_out,
         corpus=text.corpus,
-        saver=_saver(directory, run, mesh, reporter) if directory else None,
+        saver=_saver(directory, run, mesh, events) if directory else None,
         directory=directory if main else None,
         reporter=reporter,
+        events=events,
         meter=Meter(run, find_peak(mesh, run.layout.precision)),
     )
     if run.weights:
@@ -92,7 +98,11 @@ def open_session(
     return session
 
 
-def _saver(directory: RunDirectory, run: Run, mesh: Mesh, reporter: Reporter) -> Saver:
+def _events(directory: RunDirectory | None, reporter: Reporter) -> EventLog:
+    return EventLog(directory.events_file if directory else None, reporter.on_event)
+
+
+def _saver(directory: RunDirectory, run: Run, mesh: Mesh, events: EventLog) -> Saver:
     attempt = str(from_rank_0(secrets.token_hex(8), mesh))
     return Saver(
         directory.checkpoints,
@@ -101,7 +111,7 @@ def _saver(directory: RunDirectory, run: Run, mesh: Mesh, reporter: Reporter) ->
         keep=run.recipe.keep,
         keep_every=run.recipe.keep_every,
         attempt=attempt,
-        on_event=reporter.on_event,
+        on_event=partial(events.tell, "save"),
     )
 
 
@@ -110,7 +120,7 @@ def _tell_of_weights(session: Session) -> None:
     mesh, folder = session.engine.mesh, session.run.weights
     if session.worker.rank == 0:
         for note in notes_on_weights(folder):
-            session.reporter.on_event(note)
+            session.events.note(note)
     mine = {
         piece.name: bad
         for piece in own_pieces(session.engine)
@@ -124,7 +134,7 @@ def _tell_of_weights(session: Session) -> None:
         for name, count in found.items():
             totals[name] = totals.get(name, 0) + count
     for name, count in sorted(totals.items()):
-        session.reporter.on_event(
+        session.events.note(
             f"{folder}: {count:,} values of {name} are nan or infinite; training goes on with them"
         )
 

@@ -49,6 +49,11 @@ def own_pieces(engine: Engine) -> list[Piece]:
     return [*pieces, *_biases(engine), *_amaxes(engine)] if first else pieces
 
 
+def named_tensors(engine: Engine) -> dict[str, Tensor]:
+    """What this rank saves, by `field:name`; views, so that what is written there takes effect."""
+    return {f"{piece.field}:{piece.name}": piece.data for piece in own_pieces(engine)}
+
+
 def _biases(engine: Engine) -> Iterator[Piece]:
     """What evens out the load of experts: whole on every rank that has the layer."""
     for router in engine.balancer.routers:

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from functools import partial
 
 import torch.distributed as dist
 
@@ -9,15 +10,16 @@ from phalanx.core.errors import PhalanxError
 from phalanx.core.run import Run
 from phalanx.core.timeline import Span, Timeline
 from phalanx.data.prefetch import Prefetcher
+from phalanx.trainer import faults
 from phalanx.trainer.engine.step import train_step
 from phalanx.trainer.run.continuity import Resume, identity
 from phalanx.trainer.run.meter import agree
 from phalanx.trainer.run.outcome import finish
-from phalanx.trainer.run.report import Reporter, StepMetrics
+from phalanx.trainer.run.report import Reporter, StepMetrics, Summary
 from phalanx.trainer.run.resume import take_up
 from phalanx.trainer.run.rundir import RunDirectory
 from phalanx.trainer.run.session import Session, describe_session, open_session
-from phalanx.trainer.run.state import own_pieces, progress
+from phalanx.trainer.run.state import named_tensors, own_pieces, progress
 from phalanx.trainer.run.validation import validate
 from phalanx.trainer.run.worker import Worker
 
@@ -50,17 +52,26 @@ def train(
     Raises:
         PhalanxError: with one line that says what to change.
     """
+    faults.point("start")
     session = replace(open_session(worker, run, directory, reporter), proof=proof)
     first = take_up(session, resume) if resume else 0
     if session.directory:  # not before: a resume that is refused leaves the run as it was
         session.directory.write_run(run)
     session.reporter.on_start(describe_session(session, first))
+    session.events.write("start", f"step {first} of {run.recipe.last_step}", step=first)
     done, interrupted = _steps(session, first, run.recipe.last_step)
     summary = finish(session, first, done, interrupted=interrupted)
     if session.directory and (done > first or not session.directory.summary_file.exists()):
         session.directory.write_summary(summary)
     session.reporter.on_end(summary)
+    _tell_end(session, summary)
     return INTERRUPTED if interrupted else 0
+
+
+def _tell_end(session: Session, summary: Summary) -> None:
+    how = "asked to stop" if summary.interrupted else "done"
+    text = f"{how} after step {summary.last_step} of {summary.steps}"
+    session.events.write("stop", text, step=summary.last_step)
 
 
 def _steps(session: Session, first: int, last: int) -> tuple[int, bool]:
@@ -73,7 +84,9 @@ def _steps(session: Session, first: int, last: int) -> tuple[int, bool]:
         for step, batch in batches:
             engine.recorder.keeps_spans = step - first in _TRACED
             rate = engine.optimizer.learning_rate
+            faults.point("step.before", step=step, tensors=partial(named_tensors, engine))
             result = train_step(engine, step, batch)
+            faults.point("step.after", step=step)
             waited = batches.seconds_waited
             agreed = agree(
                 engine.mesh, result.load, stop=session.worker.stop.requested, data_wait=waited
@@ -84,6 +97,7 @@ def _steps(session: Session, first: int, last: int) -> tuple[int, bool]:
             skipped_in_a_row = skipped_in_a_row + 1 if hopeless else 0
             with meter.apart("reports", ledger):
                 _report(session, metrics, traced=step - first == _TRACED[-1] or step == last - 1)
+            faults.point("step.told", step=step)
             _give_up_if_lost(skipped_in_a_row, metrics.loss)
             if _between_steps(session, step + 1, last, stop=agreed.stop):
                 return step + 1, step + 1 < last
@@ -131,9 +145,11 @@ def _between_steps(session: Session, done: int, last: int, *, stop: bool) -> boo
 def _save(session: Session, done: int) -> None:
     if session.saver:
         engine = session.engine
+        faults.point("save.begin", step=done)
         with session.meter.apart("checkpoints", engine.mesh.ledger):
             state = progress(engine, done, identity(session.run, session.corpus))
             session.saver.save(done, own_pieces(engine), state)
+        faults.point("save.copied", step=done)
 
 
 def _write_timeline(session: Session) -> None:

@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
 from phalanx.core.errors import PhalanxError, RankLeftError, StartError
+from phalanx.trainer.faults.inject import load_from_environment
 from phalanx.trainer.parallel.mesh import group_timeout
 from phalanx.trainer.run.cores import num_threads
 from phalanx.trainer.run.room import ran_out
@@ -110,6 +111,7 @@ def work_here(entry: Entry, args: tuple[Any, ...], *, interrupts: bool = True) -
     stop = StopSignal()
     stop.listen(interrupts=interrupts)
     worker = _join(stop)
+    load_from_environment(worker.rank, 0)
     code = entry(worker, *args)
     _wait_for_all(worker)
     dist.destroy_process_group()
