@@ -43,6 +43,7 @@ class Session:
         reporter: silent on ranks other than 0.
         events: written and shown by rank 0; the others tell nobody.
         meter: of this session.
+        fence: the number of this start, on rank 0; a later one may not write before it has ended.
         proof: for the summary.
     """
 
@@ -57,6 +58,7 @@ class Session:
     reporter: Reporter
     events: EventLog
     meter: Meter
+    fence: int = 0
     proof: str = ""
 
 
@@ -161,4 +163,5 @@ def describe_session(session: Session, first: int) -> RunInfo:
         bytes_per_token=session.corpus.bytes_per_token,
         peak_flops=session.meter.peak.flops,
         peak_source=session.meter.peak.source,
+        attempt=worker.attempt,
     )

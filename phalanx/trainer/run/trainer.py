@@ -54,18 +54,41 @@ def train(
     """
     faults.point("start")
     session = replace(open_session(worker, run, directory, reporter), proof=proof)
+    if worker.attempt:
+        _tell_restart(session)
+        resume = (resume or Resume(""))._replace(restarted=True)
     first = take_up(session, resume) if resume else 0
-    if session.directory:  # not before: a resume that is refused leaves the run as it was
-        session.directory.write_run(run)
+    session = _begin_writing(session, run)
     session.reporter.on_start(describe_session(session, first))
     session.events.write("start", f"step {first} of {run.recipe.last_step}", step=first)
     done, interrupted = _steps(session, first, run.recipe.last_step)
     summary = finish(session, first, done, interrupted=interrupted)
     if session.directory and (done > first or not session.directory.summary_file.exists()):
         session.directory.write_summary(summary)
+    if session.directory and not interrupted:
+        session.directory.write_done(done)
     session.reporter.on_end(summary)
     _tell_end(session, summary)
     return INTERRUPTED if interrupted else 0
+
+
+def _begin_writing(session: Session, run: Run) -> Session:
+    """Take the folder over; not before, since a resume that is refused leaves it as it was."""
+    directory = session.directory
+    if directory is None:
+        return session
+    fence = directory.take_over()
+    directory.write_run(run)
+    directory.forget_done()
+    return replace(session, fence=fence)
+
+
+def _tell_restart(session: Session) -> None:
+    """Our own launcher has told already; torchrun tells nobody."""
+    worker = session.worker
+    if worker.job is not None:
+        text = f"torchrun has started the ranks again: restart {worker.attempt}"
+        session.events.tell("restart", text, restart=worker.attempt)
 
 
 def _tell_end(session: Session, summary: Summary) -> None:
@@ -108,6 +131,7 @@ def _steps(session: Session, first: int, last: int) -> tuple[int, bool]:
 def _report(session: Session, metrics: StepMetrics, *, traced: bool) -> None:
     """Write and tell what a step measured."""
     if session.directory:
+        session.directory.require_own(session.fence)
         session.directory.write_step(metrics)
     session.reporter.on_step(metrics)
     if traced and session.engine.recorder.spans:
@@ -145,9 +169,12 @@ def _between_steps(session: Session, done: int, last: int, *, stop: bool) -> boo
 def _save(session: Session, done: int) -> None:
     if session.saver:
         engine = session.engine
+        if session.directory:
+            session.directory.require_own(session.fence)
         faults.point("save.begin", step=done)
         with session.meter.apart("checkpoints", engine.mesh.ledger):
-            state = progress(engine, done, identity(session.run, session.corpus))
+            kept = identity(session.run, session.corpus) | {"fence": session.fence}
+            state = progress(engine, done, kept)
             session.saver.save(done, own_pieces(engine), state)
         faults.point("save.copied", step=done)
 
