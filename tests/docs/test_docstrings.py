@@ -10,7 +10,7 @@ TOOL = runpy.run_path(str(ROOT / "tools" / "docstrings.py"))
 
 # Share of a room's public functions whose docstring leaves nothing out. It only rises; a room that
 # is not named here leaves out nothing.
-LEAST = {"cli": 0.66, "oracle": 0.57, "planner": 0.36, "trainer": 0.3}
+LEAST = {"oracle": 0.57, "trainer": 0.3}
 
 
 @pytest.fixture(scope="module")
