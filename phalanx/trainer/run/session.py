@@ -154,8 +154,11 @@ def _tell_of_weights(session: Session) -> None:
             totals[name] = totals.get(name, 0) + count
     for name, count in sorted(totals.items()):
         session.events.note(
-            f"{folder}: {count:,} values of {name} are nan or infinite; training goes on with them"
+            f"{folder}: {count:,} values of {name} are nan or infinite; training goes on with "
+            "them, and what is saved is not held against that"
         )
+    if session.saver and totals:
+        session.saver.finite = False
 
 
 def describe_session(session: Session, first: int) -> RunInfo:
