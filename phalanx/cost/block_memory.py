@@ -17,7 +17,7 @@ from phalanx.core.precision import Precision
 from phalanx.core.recompute import MODES, NONE, SELECTIVE, Recompute
 from phalanx.cost.precision import as_operands
 from phalanx.cost.saved import Saved, Stack, block_saved, kept, mlp_saved
-from phalanx.cost.table import Column, Table
+from phalanx.cost.table import Column, Table, Which, some_rows
 
 BF16 = 2
 Pair = tuple[Column, Column]  # of a block without experts, and of one with them
@@ -52,6 +52,15 @@ class BlockMemory:
         found = cls(table, stack)
         found.__dict__.update(pairs)
         return found
+
+    def take(self, which: Which) -> "BlockMemory":
+        """Some of the rows, with what has been found of them."""
+        known = {name: self.__dict__[name] for name in PAIRS if name in self.__dict__}
+        pairs = {
+            name: (some_rows(dense, which), some_rows(routed, which))
+            for name, (dense, routed) in known.items()
+        }
+        return BlockMemory.known(self.table.take(which), self.stack, pairs)
 
     @cached_property
     def element(self) -> int:

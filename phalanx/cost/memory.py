@@ -37,7 +37,7 @@ from phalanx.cost.block_memory import BF16, BlockMemory
 from phalanx.cost.parameter_memory import ParameterMemory, WholeUnits
 from phalanx.cost.ranks import ParameterCounts, ranks_of
 from phalanx.cost.saved import OURS, Stack
-from phalanx.cost.table import Column, Integers, Table, some_rows
+from phalanx.cost.table import Column, Integers, Table, Which, some_rows
 
 MomentName = Literal["forward", "loss", "backward"]
 CLASSES = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "reserve")
@@ -204,21 +204,24 @@ class PlainMoments(NamedTuple):
         always = held.held + held.always
         return cls(**{name: size + always for name, size in found.items()})
 
-    def take(self, which: Integers) -> "PlainMoments":
+    def take(self, which: Which) -> "PlainMoments":
         """Some of the rows."""
         return PlainMoments(*(some_rows(size, which) for size in self))
 
-    def peak(self, whole: WholeUnits, state: Column, stack: Stack) -> Column:
+    def peak(self, whole: WholeUnits, state: Column, place: Integers, stack: Stack) -> Column:
         """All bytes at the worst moment, reserve included.
 
         Args:
-            whole: units of parameters that are whole.
-            state: bytes of weights, gradients and optimizer that stay.
+            whole: units of parameters that are whole, of layouts of which each row is one.
+            state: bytes of weights, gradients and optimizer that stay, of those layouts.
+            place: of every row among them.
             stack: what the program loses beside it.
         """
-        known = [pair for pair in zip(self, whole, strict=True) if np.ndim(pair[0])]
-        worst = reduce(np.maximum, (plain + more for plain, more in known))
-        return stack.context + (1 + stack.fragmentation) * (worst + state)
+        happens = [pair for pair in zip(self, whole, strict=True) if np.ndim(pair[0])]
+        least = [plain for plain, more in happens if not np.ndim(more)]  # and nothing is whole
+        several = [plain + some_rows(more, place) for plain, more in happens if np.ndim(more)]
+        worst = reduce(np.maximum, [*least, *several])
+        return stack.context + (1 + stack.fragmentation) * (worst + some_rows(state, place))
 
 
 # The table of this module, row by row.

@@ -24,6 +24,7 @@ from phalanx.schedules.registry import find_schedule
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Booleans = NDArray[np.bool_]
+Which = Integers | Booleans | slice  # rows: by place, by whether they are meant, or in a row
 Column = Any  # a number, or an array of them whose shape broadcasts with those beside it
 
 T = TypeVar("T")
@@ -62,7 +63,7 @@ class Choice(Generic[T]):
         result: Booleans = np.array([bool(of(value)) for value in self.values])[self.codes]
         return result
 
-    def take(self, which: Integers | Booleans, *, alone: bool = False) -> "Choice[T]":
+    def take(self, which: Which, *, alone: bool = False) -> "Choice[T]":
         """Some of the rows; one value for all of them stays, unless there is one row alone."""
         return Choice(self.values, self.codes[which] if alone else some_rows(self.codes, which))
 
@@ -139,7 +140,7 @@ class Table:
         """The one row of a run."""
         return cls.of(run.model, run.recipe, [run.layout])
 
-    def take(self, which: Integers | Booleans, **columns: Any) -> "Table":
+    def take(self, which: Which, **columns: Any) -> "Table":
         """Some of the rows, or some of them several times, with new values in some columns.
 
         A column of one value for all rows stays what it is.

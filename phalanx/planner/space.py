@@ -17,7 +17,7 @@ from phalanx.core.errors import RefusedError, divisors, shorten
 from phalanx.core.layout import DEFAULT_SCHEDULE, Layout
 from phalanx.core.recompute import MODES, Recompute
 from phalanx.cost.refusals import refused
-from phalanx.cost.table import Booleans, Choice, Column, Integers, Table
+from phalanx.cost.table import Booleans, Choice, Column, Integers, Table, Which
 from phalanx.planner.columns import Ragged
 from phalanx.planner.workload import Workload
 from phalanx.schedules.registry import SPECS, find_schedule
@@ -91,7 +91,7 @@ class Rows:
     def __len__(self) -> int:
         return len(self.mesh)
 
-    def take(self, which: Integers | Booleans, **columns: Any) -> "Rows":
+    def take(self, which: Which, **columns: Any) -> "Rows":
         """Some of the rows, or some of them several times, with new values in some columns."""
         variant = columns.pop("variant", None)
         return Rows(
