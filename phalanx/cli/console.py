@@ -60,7 +60,8 @@ class PlainReporter:
     def on_start(self, info: RunInfo) -> None:
         """Say what is about to be trained, and choose how often to speak."""
         self._every = max(1, (info.steps - info.first_step) // PLAIN_LINES)
-        self._console.print(show_info(info))
+        if not info.attempt:
+            self._console.print(show_info(info))
 
     def on_step(self, metrics: StepMetrics) -> None:
         """Write a line if it is time for one; the last step always has its own."""
@@ -91,7 +92,8 @@ class LiveReporter:
 
     def on_start(self, info: RunInfo) -> None:
         """Say what is about to be trained, and open the live line."""
-        self._console.print(show_info(info))
+        if not info.attempt:
+            self._console.print(show_info(info))
         self._live.start()
 
     def on_step(self, metrics: StepMetrics) -> None:

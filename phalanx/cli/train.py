@@ -14,6 +14,7 @@ share a file system.
 import json
 import signal
 import sys
+import traceback
 from argparse import Action, ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -30,13 +31,16 @@ from phalanx.cli.trial import describe_resume, describe_run, refuse_untrainable,
 from phalanx.core.errors import PhalanxError, UsageError
 from phalanx.core.run import Run
 from phalanx.trainer.run.continuity import Resume
+from phalanx.trainer.run.events import EventLog
 from phalanx.trainer.run.launch import (
     WarmStart,
     count_gpus,
     launch,
     require_torch,
 )
+from phalanx.trainer.run.orphans import die_with_parent
 from phalanx.trainer.run.report import Reporter, Silent
+from phalanx.trainer.run.restart import Restarter
 from phalanx.trainer.run.room import Room
 from phalanx.trainer.run.rundir import RunDirectory, require_free
 from phalanx.trainer.run.started import Started, started_by
@@ -45,6 +49,7 @@ if TYPE_CHECKING:
     from phalanx.trainer.run.worker import Worker
 
 INTERRUPTED = 75
+DIRECTORY = "directory"  # of the run, in the store that all starts under torchrun share
 PRELOAD = ("phalanx.trainer.run.trainer", "phalanx.cli.console", __name__)
 
 
@@ -60,6 +65,7 @@ def arguments(parser: ArgumentParser) -> None:
     )
     force = "with --resume: go on also with other data, batch or seed, which is told"
     data = "learn from a text, a folder of texts, or a token file"
+    restarts = "start ranks again N times at most after one has died (recipe.max_restarts, 100)"
     prove = "first hold that many steps against one device, in fp64; stop if they differ"
     add = parser.add_argument
     add("run_file", nargs="?", type=Path, metavar="RUN.toml", help="what to train")
@@ -78,6 +84,7 @@ def arguments(parser: ArgumentParser) -> None:
     add("--from", dest="fork", metavar="PATH", help=fork)
     add("--force", action="store_true", help=force)
     add("--prove", type=int, default=0, metavar="STEPS", help=prove)
+    add("--max-restarts", type=int, metavar="N", help=restarts)
     add("--dry-run", action="store_true", help="check and show what would run; start nothing")
     add("--name", default="", help="of the run's folder; by default the time of day")
     add("--runs-dir", type=Path, default=Path("runs"), help="where runs are written (./runs)")
@@ -153,7 +160,9 @@ def train_one_rank(worker: "Worker", job: Job) -> int:
     reporter: Reporter = Silent()
     if worker.rank == 0:
         reporter = job.screen.reporter()
-        job.directory.write_environment(describe_environment(job.run.layout, worker.device))
+        if not worker.attempt:
+            environment = describe_environment(job.run.layout, worker.device)
+            job.directory.write_environment(environment)
     return train(worker, job.run, job.directory, reporter, job.resume, job.proof)
 
 
@@ -169,13 +178,18 @@ def _load(
         args.run_file or origin.stored,
         layout=args.layout,
         ranks=ranks,
-        sets=args.sets,
+        sets=[*args.sets, *_restarts(args)],
         data=args.data,
         gpus=gpus,
     )
     require_same_model(run, origin)
     room = refuse_untrainable(run, local_ranks or run.layout.ranks)
     return run, room
+
+
+def _restarts(args: Namespace) -> list[str]:
+    most = args.max_restarts
+    return [] if most is None else [f"recipe.max_restarts={most}"]
 
 
 def _train_here(args: Namespace, origin: Origin, warm: WarmStart) -> int:
@@ -187,7 +201,10 @@ def _train_here(args: Namespace, origin: Origin, warm: WarmStart) -> int:
     warm.begin(PRELOAD)
     with _directory(origin, run) as directory:
         job = Job(run, directory, origin.resume, _screen(args), _proof(args, run))
-        code = launch(train_one_rank, (job,), run.layout.ranks, _say_that_it_stops, _say)
+        events = EventLog(directory.events_file, _silent if args.quiet else _say)
+        restarter = Restarter(directory, run.recipe.max_restarts, events)
+        on_stop = _silent if args.quiet else _say_that_it_stops
+        code = launch(train_one_rank, (job,), run.layout.ranks, on_stop, events.note, restarter)
         _print_summary(args, directory)
     return code
 
@@ -208,6 +225,8 @@ def _run_as_started(args: Namespace, origin: Origin, started: Started) -> int:
     """Be one rank of those that torchrun or srun started; of several that fail, one speaks."""
     from phalanx.trainer.run.worker import exit_code, leave_a_note, work_here
 
+    if started.launcher == "torchrun":  # others may put a script in between, which ends first
+        die_with_parent()
     try:
         if args.prove:
             raise UsageError(
@@ -224,9 +243,20 @@ def _run_as_started(args: Namespace, origin: Origin, started: Started) -> int:
         started.tell_torch()
         return work_here(_train_one_rank_as_started, (run, args, origin))
     except Exception as error:
-        if leave_a_note(error):
-            raise
-        return exit_code(error)
+        _leave(error, as_json=args.json)
+
+
+def _leave(error: Exception, *, as_json: bool) -> NoReturn:
+    """End a rank that has failed: not by the usual way, where it would wait for the others."""
+    from phalanx.trainer.run.worker import describe, exit_code, leave, leave_a_note
+
+    if leave_a_note(error):
+        told = describe(error)
+        if told is None:
+            traceback.print_exception(error)
+        else:
+            report_error(told, exit_code(error), as_json)
+    leave(exit_code(error))
 
 
 def _train_one_rank_as_started(worker: "Worker", run: Run, args: Namespace, origin: Origin) -> int:
@@ -236,12 +266,25 @@ def _train_one_rank_as_started(worker: "Worker", run: Run, args: Namespace, orig
     with ExitStack() as stack:
         told: list[Any] = [None]
         if worker.rank == 0:
-            told[0] = stack.enter_context(_directory(origin, run))
+            told[0] = stack.enter_context(_directory(_known(origin, worker), run))
+            if worker.job is not None:
+                worker.job.set(DIRECTORY, str(told[0].path.absolute()))
         dist.broadcast_object_list(told)
         code = train_one_rank(worker, Job(run, told[0], origin.resume, _screen(args)))
         if worker.rank == 0:
             _print_summary(args, told[0])
     return code
+
+
+def _known(origin: Origin, worker: "Worker") -> Origin:
+    """Where the run is that torchrun has started again: an earlier start has opened its folder."""
+    if not worker.attempt or worker.job is None:
+        return origin
+    if not worker.job.check([DIRECTORY]):  # it died before it could
+        fresh = origin.fresh and not (origin.runs / origin.name / "run.toml").exists()
+        return origin._replace(fresh=fresh) if origin.name else origin
+    path = Path(worker.job.get(DIRECTORY).decode())
+    return origin._replace(fresh=False, runs=path.parent, name=path.name)
 
 
 def _show_dry_run(args: Namespace, origin: Origin, run: Run, room: Room) -> int:
@@ -301,7 +344,12 @@ def _print_summary(args: Namespace, directory: RunDirectory) -> None:
 
 
 def _say(event: str) -> None:
+    restore_terminal()  # rank 0 may have died with its live line on it
     print(event, file=sys.stderr)
+
+
+def _silent(event: str = "") -> None:
+    """What happens is in the folder of the run."""
 
 
 def _say_that_it_stops() -> None:

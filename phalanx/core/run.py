@@ -73,6 +73,8 @@ class Recipe:
         seed: of weights, data order and dropout.
         checkpoint_every: steps between checkpoints; 0 saves only at the end.
         keep: how many checkpoints stay, counted from the newest; at least 1.
+        max_restarts: how often at most the launcher starts the ranks again after one has died; 0
+            never does. Three in a row without progress are the last in any case.
         keep_every: a checkpoint whose step is a multiple of this is saved and stays for good; 0
             has none.
         evaluate_every: steps between validations; 0 validates only at the end.
@@ -110,6 +112,7 @@ class Recipe:
     checkpoint_every: int = 0
     keep: int = 2
     keep_every: int = 0
+    max_restarts: int = 100
     evaluate_every: int = 0
     evaluate_batches: int = 4
     sample_tokens: int = 160
@@ -121,7 +124,7 @@ class Recipe:
             _at_least(f"recipe.{key}", getattr(self, key), 1)
         for key in ("stop_at", "warmup", "checkpoint_every", "keep_every", "evaluate_every"):
             _at_least(f"recipe.{key}", getattr(self, key), 0)
-        for key in ("evaluate_batches", "sample_tokens", "decay_from"):
+        for key in ("evaluate_batches", "sample_tokens", "decay_from", "max_restarts"):
             _at_least(f"recipe.{key}", getattr(self, key), 0)
         for key in ("learning_rate", "weight_decay", "clip", "eps", "init_std"):
             _at_least(f"recipe.{key}", getattr(self, key), 0.0)

@@ -72,13 +72,9 @@ def test_a_run_writes_what_the_contract_lists(trained: tuple[Path, Done]) -> Non
     folder, done = trained
     run = folder / "runs" / "a"
     assert done.returncode == 0, done.stderr
-    expected = {".lock", "checkpoints", "env.json", "events.jsonl", "metrics.jsonl"}
-    assert {path.name for path in run.iterdir()} == {
-        *expected,
-        "run.toml",
-        "summary.json",
-        "timeline.json",
-    }
+    files = {".fence", ".lock", "done", "env.json", "events.jsonl", "metrics.jsonl", "run.toml"}
+    files |= {"checkpoints", "summary.json", "timeline.json"}
+    assert {path.name for path in run.iterdir()} == files
     assert steps(run) == [1, 2, 3, 4, 5]
     assert load_run(run / "run.toml").layout == Layout(pp=2)
     assert json.loads((run / "env.json").read_text())["ranks"] == 2

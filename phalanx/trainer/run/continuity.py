@@ -35,10 +35,13 @@ class Resume(NamedTuple):
             in whose folder is written. Only one that can be trusted is taken.
         may_differ: data, batch and seed may be others than they were: then it is told, and
             otherwise refused.
+        restarted: the run has begun already, and a rank has died: checkpoints of its own come
+            first. An empty `checkpoint` then means that it had begun anew.
     """
 
     checkpoint: str = "auto"
     may_differ: bool = False
+    restarted: bool = False
 
 
 class _Kept(NamedTuple):

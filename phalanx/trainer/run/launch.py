@@ -14,10 +14,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from phalanx.core.errors import PhalanxError, StartError
+from phalanx.trainer.run.signals import INTERRUPTED, Requests, listening
 from phalanx.trainer.run.sockets import keep_socket_paths_short
+
+if TYPE_CHECKING:
+    from phalanx.trainer.run.restart import Restarter
 
 PRELOAD = ("phalanx.trainer.run.worker", "torch.distributed.fsdp", "torch.distributed.tensor")
 ATTEMPTS = 3  # to connect; a busy machine may cut a connection
@@ -106,11 +110,12 @@ def launch(
     ranks: int,
     on_stop: Callable[[], None] | None = None,
     on_event: Callable[[str], None] = lambda _: None,
+    restarter: "Restarter | None" = None,
 ) -> int:
     """Run `entry(worker, *args)` on `ranks` local processes, and wait for them.
 
-    SIGTERM, SIGHUP and Ctrl-C are passed on as a request to save and stop, for which the workers
-    have all the time they need; a second Ctrl-C ends them at once.
+    SIGTERM, SIGUSR1, SIGHUP and Ctrl-C are passed on as a request to save and stop, for which the
+    workers have all the time they need; a second Ctrl-C ends them at once.
 
     Args:
         entry: a function of some module; returns an exit code, the same on every rank.
@@ -118,36 +123,58 @@ def launch(
         ranks: processes to start; each on its own GPU if there are enough, else all on the CPU.
         on_stop: called when such a request has been passed on.
         on_event: is told in a line when ranks that could not connect are started once more.
+        restarter: says after a failure whether the ranks are started again; None never does.
 
     Returns:
         The largest exit code of all ranks; 75 if they had to be ended at once.
 
     Raises:
         PhalanxError: the one that a rank raised, with its exit code.
-        supervise.WorkerCrashError: a rank failed in another way, or was killed.
+        restart.WorkerCrashError: a rank failed in another way, or was killed.
     """
     require_torch()
     keep_socket_paths_short()
     multiprocessing.set_forkserver_preload(list(PRELOAD))  # no matter if it runs already
-    for _ in range(ATTEMPTS - 1):
-        try:
-            return _supervised(entry, args, ranks, on_stop)
-        except StartError as error:
-            on_event(f"starting {ranks} ranks once more: {str(error).splitlines()[0]}")
-    return _supervised(entry, args, ranks, on_stop)
+    number = unconnected = 0
+    with listening() as requests:
+        while True:
+            try:
+                return _supervised(entry, args, ranks, number, requests, on_stop)
+            except StartError as error:
+                unconnected += 1
+                if requests.stop or unconnected == ATTEMPTS:
+                    raise
+                on_event(f"starting {ranks} ranks once more: {str(error).splitlines()[0]}")
+            except PhalanxError as error:
+                if restarter is None or not _again(error, restarter, requests):
+                    raise
+                number, unconnected = number + 1, 0
+            if requests.stop:
+                return INTERRUPTED
+
+
+def _again(error: PhalanxError, restarter: "Restarter", requests: Requests) -> bool:
+    """Whether the ranks are started again, or a request to stop has found them between starts."""
+    from phalanx.trainer.run.restart import may_pass
+
+    if requests.stop:
+        return may_pass(error) and restarter.resumable()
+    return restarter.again(error)
 
 
 def _supervised(
     entry: Callable[..., int],
     args: tuple[Any, ...],
     ranks: int,
+    number: int,
+    requests: Requests,
     on_stop: Callable[[], None] | None,
 ) -> int:
-    from phalanx.trainer.run.supervise import supervise
+    from phalanx.trainer.run.supervise import Attempt, supervise
 
     try:
         with leaving_main_alone():
-            return supervise(entry, args, ranks, on_stop)
+            return supervise(Attempt(entry, args, ranks, number), requests, on_stop)
     except (EOFError, ConnectionError) as error:  # the clean process is gone
         raise PhalanxError(
             "the process that ranks are forked from has ended, as it does when memory runs out; "

@@ -1,11 +1,15 @@
 """Goes on from a checkpoint: which one, whether it may, and what is another than it was."""
 
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from phalanx.core.errors import PhalanxError, UsageError
+from phalanx.core.errors import CheckpointError, PhalanxError, UsageError
 from phalanx.trainer import faults
 from phalanx.trainer.checkpoint import Checkpoint, newest, open_verified
+from phalanx.trainer.checkpoint.index import whole
+from phalanx.trainer.checkpoint.manifest import read_manifest
+from phalanx.trainer.checkpoint.names import steps
 from phalanx.trainer.run.continuity import (
     Resume,
     changes,
@@ -15,6 +19,7 @@ from phalanx.trainer.run.continuity import (
     require_progress,
     require_steps,
 )
+from phalanx.trainer.run.events import EventLog
 from phalanx.trainer.run.meter import from_rank_0
 from phalanx.trainer.run.session import Session
 from phalanx.trainer.run.state import restore
@@ -31,7 +36,7 @@ def take_up(session: Session, resume: Resume) -> int:
         UsageError: it ends before the checkpoint.
         CheckpointError: the checkpoint is of another model, or damaged.
     """
-    path = from_rank_0(_chosen(session, resume.checkpoint), session.engine.mesh)
+    path = from_rank_0(_chosen(session, resume), session.engine.mesh)
     if isinstance(path, PhalanxError):
         raise path
     if not isinstance(path, Path):
@@ -59,28 +64,59 @@ def take_up(session: Session, resume: Resume) -> int:
     return step
 
 
-def _chosen(session: Session, checkpoint: str) -> Path | PhalanxError | None:
+def _chosen(session: Session, resume: Resume) -> Path | PhalanxError | None:
     """What rank 0 has chosen, or why it could not, so that all ranks say the same."""
     try:
-        return _choose(session, checkpoint) if session.worker.rank == 0 else None
+        return _choose(session, resume) if session.worker.rank == 0 else None
     except PhalanxError as error:
         return error
 
 
-def _choose(session: Session, checkpoint: str) -> Path | None:
-    path = Path(checkpoint)
-    if checkpoint == "auto":
-        if session.directory is None:
-            return None
-        path = session.directory.path
-    elif not (path / "run.toml").exists():
+def _choose(session: Session, resume: Resume) -> Path | None:
+    """Rank 0: the checkpoint to go on from; None where the run begins anew."""
+    own = session.directory.path if session.directory else None
+    if resume.restarted and own is not None and (found := _newest(session, own)):
+        return found
+    if resume.checkpoint in ("", "auto"):
+        return _newest(session, own) if own is not None and not resume.restarted else None
+    path = Path(resume.checkpoint)
+    if not (path / "run.toml").exists():
         with open_verified(path, require_progress) as asked_for:
             return asked_for.path
-    told = partial(session.events.tell, "set aside")
-    found = newest(path / "checkpoints", told, require_progress)
-    if found is not None:
-        found.close()
-        return found.path
-    if checkpoint != "auto":
+    found = _newest(session, path)
+    if found is None:
         raise UsageError(f"{path} has no checkpoint to start from")
-    return None
+    return found
+
+
+def _newest(session: Session, run: Path) -> Path | None:
+    _set_stale_aside(run / "checkpoints", session.events)
+    told = partial(session.events.tell, "set aside")
+    found = newest(run / "checkpoints", told, require_progress)
+    if found is None:
+        return None
+    found.close()
+    return found.path
+
+
+def _set_stale_aside(checkpoints: Path, events: EventLog) -> None:
+    """Take out of the row what a start has saved after a later one had taken its place.
+
+    Fencing numbers rise with the steps; where one is lower than that of an earlier step, its
+    writer did not know that the run had gone on without it.
+    """
+    highest = 0
+    for step, path in reversed(steps(checkpoints)):
+        # whatever is wrong with it is told by `newest`
+        with suppress(CheckpointError, OSError, TypeError):
+            fence = whole(read_manifest(path).state.get("fence", 0))
+            if fence >= highest:
+                highest = fence
+                continue
+            aside = path.with_name(f"stale-{path.name}")
+            path.rename(aside)
+            text = (
+                f"{path.name} was saved by start {fence} of this run after start {highest} had "
+                f"begun; set aside as {aside.name}"
+            )
+            events.tell("set aside", text, step=step, checkpoint=str(aside))

@@ -7,8 +7,11 @@
                 events.jsonl   one object for each thing that happened
                 checkpoints/   step-00000100/ ...
                 summary.json
+                done           only after the last step
 
 One process at a time uses a folder: it holds a lock on the file `.lock` for as long as it lives.
+Where a lock does not reach, on a file system that has none or in a rank that outlived its launcher,
+the number in `.fence` does: every start takes the next one, and only the last one taken may write.
 """
 
 import fcntl
@@ -29,9 +32,10 @@ from phalanx.core.timeline import Timeline
 from phalanx.trainer.run.report import Summary, Validation, finite
 
 LOCK = ".lock"
+FENCE = ".fence"
 _NAME = re.compile(r"\w[\w .+=@-]{0,98}[\w.+=@-]|\w")
 MOST_LINE_BYTES = 1 << 16
-WRITTEN_AT_ONCE = ("run.toml", "env.json", "metrics.jsonl", "events.jsonl", LOCK)
+WRITTEN_AT_ONCE = ("run.toml", "env.json", "metrics.jsonl", "events.jsonl", LOCK, FENCE)
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,11 @@ class RunDirectory:
         return self.path / "summary.json"
 
     @property
+    def done_file(self) -> Path:
+        """It exists once the last step is done, and only then."""
+        return self.path / "done"
+
+    @property
     def checkpoints(self) -> Path:
         """The folder of the checkpoints; it need not exist."""
         return self.path / "checkpoints"
@@ -161,6 +170,54 @@ class RunDirectory:
         """Write what the session came to."""
         text = json.dumps(summary.to_dict(), indent=2, allow_nan=False)
         write_text(self.summary_file, text + "\n")
+
+    def write_done(self, step: int) -> None:
+        """Say that nothing is left to do: the last thing that a run writes."""
+        write_text(self.done_file, json.dumps({"step": step, "time": time.time()}) + "\n")
+
+    def forget_done(self) -> None:
+        """A run that goes on is not done."""
+        with _writing(self.done_file):
+            self.done_file.unlink(missing_ok=True)
+
+    def take_over(self) -> int:
+        """Begin to write here: whoever did before may not any more.
+
+        Returns:
+            The number of this start, above that of every earlier one.
+        """
+        number = self._fence() + 1
+        write_text(self.path / FENCE, f"{number}\n")
+        return number
+
+    def require_own(self, number: int) -> None:
+        """Stop a writer whose place another has taken.
+
+        Args:
+            number: that `take_over` gave.
+
+        Raises:
+            RefusedError: a later start has begun to write here.
+        """
+        now = self._fence()
+        if now != number:
+            raise RefusedError(
+                f"{self.path} was taken over by start {now} while start {number} still ran; "
+                "that one goes on, and this one ends"
+            )
+
+    def _fence(self) -> int:
+        try:
+            return int((self.path / FENCE).read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return 0
+
+    def last_step(self) -> int:
+        """How many steps the metrics say are done; -1 where they say nothing."""
+        with suppress(OSError), self.metrics_file.open("rb", buffering=0) as file:
+            file.seek(_last_line(file))
+            return _step_of(file.read().decode(errors="replace"))
+        return -1
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

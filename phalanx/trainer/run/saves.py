@@ -50,7 +50,7 @@ class Saves:
         """What this rank knows; it costs nothing."""
         return SaveReport(self.saver.failed, self.saver.spoiled)
 
-    def settle(self, mesh: Mesh, done: int) -> Literal["", "failed", "spoiled"]:
+    def wait(self, mesh: Mesh, done: int) -> Literal["", "failed", "spoiled"]:
         """Wait for the last save, and let all ranks know what became of it; as `heed`."""
         self.saver.join()
         mine = torch.tensor(self.report(), dtype=torch.float64, device=mesh.device)

@@ -46,6 +46,7 @@ class Session:
         reporter: silent on ranks other than 0.
         events: written and shown by rank 0; the others tell nobody.
         meter: of this session.
+        fence: the number of this start, on rank 0; a later one may not write before it has ended.
         proof: for the summary.
         saves: what became of the saver's work; None where nothing is written.
         metrics: where each step is written; None where there is no directory.
@@ -63,6 +64,7 @@ class Session:
     reporter: Reporter
     events: EventLog
     meter: Meter
+    fence: int = 0
     proof: str = ""
     saves: Saves | None = None
     metrics: MetricsFile | None = None
@@ -183,4 +185,5 @@ def describe_session(session: Session, first: int) -> RunInfo:
         bytes_per_token=session.corpus.bytes_per_token,
         peak_flops=session.meter.peak.flops,
         peak_source=session.meter.peak.source,
+        attempt=worker.attempt,
     )

@@ -58,18 +58,41 @@ def train(
     """
     faults.point("start")
     session = replace(open_session(worker, run, directory, reporter), proof=proof)
+    if worker.attempt:
+        _tell_restart(session)
+        resume = (resume or Resume(""))._replace(restarted=True)
     first = take_up(session, resume) if resume else 0
-    if session.directory:  # not before: a resume that is refused leaves the run as it was
-        session.directory.write_run(run)
+    session = _begin_writing(session, run)
     session.reporter.on_start(describe_session(session, first))
     session.events.write("start", f"step {first} of {run.recipe.last_step}", step=first)
     done, interrupted = _steps(session, first, run.recipe.last_step)
     summary = finish(session, first, done, interrupted=interrupted)
     if session.directory and (done > first or not session.directory.summary_file.exists()):
         session.directory.write_summary(summary)
+    if session.directory and not interrupted:
+        session.directory.write_done(done)
     session.reporter.on_end(summary)
     _tell_end(session, summary)
     return INTERRUPTED if interrupted else 0
+
+
+def _begin_writing(session: Session, run: Run) -> Session:
+    """Take the folder over; not before, since a resume that is refused leaves it as it was."""
+    directory = session.directory
+    if directory is None:
+        return session
+    fence = directory.take_over()
+    directory.write_run(run)
+    directory.forget_done()
+    return replace(session, fence=fence)
+
+
+def _tell_restart(session: Session) -> None:
+    """Our own launcher has told already; torchrun tells nobody."""
+    worker = session.worker
+    if worker.job is not None:
+        text = f"torchrun has started the ranks again: restart {worker.attempt}"
+        session.events.tell("restart", text, restart=worker.attempt)
 
 
 def _tell_end(session: Session, summary: Summary) -> None:
@@ -78,7 +101,7 @@ def _tell_end(session: Session, summary: Summary) -> None:
     session.events.write("stop", text, step=summary.last_step)
 
 
-class Stretch(NamedTuple):
+class StepsTaken(NamedTuple):
     """Some steps in a row.
 
     Attributes:
@@ -97,13 +120,13 @@ def _steps(session: Session, first: int, last: int) -> tuple[int, bool]:
     session.engine.mesh.ledger.clear()
     session.meter.first_step = first
     while True:
-        stretch = _stretch(session, first, last)
-        if not stretch.back:
-            return stretch.done, stretch.stopped
-        first = go_back(session, stretch.back, stretch.done)
+        taken = _take_steps(session, first, last)
+        if not taken.back:
+            return taken.done, taken.stopped
+        first = go_back(session, taken.back, taken.done)
 
 
-def _stretch(session: Session, first: int, last: int) -> Stretch:
+def _take_steps(session: Session, first: int, last: int) -> StepsTaken:
     """Take steps until the last, until asked to stop, or until the run has to go back."""
     engine, meter, ledger = session.engine, session.meter, session.engine.mesh.ledger
     skipped_in_a_row = 0
@@ -128,7 +151,7 @@ def _stretch(session: Session, first: int, last: int) -> Stretch:
             if found is not None:
                 return found
             start = time.perf_counter()
-    return Stretch(last)
+    return StepsTaken(last)
 
 
 def _agree(session: Session, load: ExpertLoad, waited: float) -> Agreed:
@@ -140,34 +163,35 @@ def _agree(session: Session, load: ExpertLoad, waited: float) -> Agreed:
 
 def _report(session: Session, metrics: StepMetrics, *, traced: bool) -> None:
     """Write and tell what a step measured."""
-    if session.metrics:
+    if session.directory and session.metrics:
+        session.directory.require_own(session.fence)
         session.metrics.add(metrics)
     session.reporter.on_step(metrics)
     if traced and session.engine.recorder.spans:
         _write_timeline(session)
 
 
-def _lost(session: Session, done: int, loss: float) -> Stretch:
+def _lost(session: Session, done: int, loss: float) -> StepsTaken:
     """Many steps in a row were not finite: go back if the weights are not either, else give up."""
     if session.saver and is_spoiled(session):
-        return Stretch(done, back=f"the weights are nan or infinite after step {done}")
+        return StepsTaken(done, back=f"the weights are nan or infinite after step {done}")
     raise PhalanxError(
         f"{_MOST_SKIPPED} steps in a row were not finite (loss {loss}); resume from the last "
         "checkpoint with a smaller recipe.learning_rate, or a smaller recipe.clip"
     )
 
 
-def _between_steps(session: Session, done: int, last: int, agreed: Agreed) -> Stretch | None:
+def _between_steps(session: Session, done: int, last: int, agreed: Agreed) -> StepsTaken | None:
     """Heed a save that has failed; save and validate when it is time.
 
     Returns:
-        None to go on; else where the stretch ends: with a checkpoint of this step, or to go back.
+        None to go on; else what was taken, with a checkpoint of this step, or to go back.
     """
     recipe, stop = session.run.recipe, agreed.stop
     if session.saves and session.saves.heed(agreed.saves, done) == "spoiled":
-        return Stretch(done, back=_spoiled(session.saves))
+        return StepsTaken(done, back=_spoiled(session.saves))
     if stop or done == last:
-        return _end_stretch(session, done, stopped=done < last)
+        return _end_steps(session, done, stopped=done < last)
     saves = recipe.saves_at(done)
     if saves:
         _save(session, done)
@@ -175,21 +199,21 @@ def _between_steps(session: Session, done: int, last: int, agreed: Agreed) -> St
         return None
     if not validate(session, done):
         return None
-    return _end_stretch(session, done, stopped=True, saved=saves)
+    return _end_steps(session, done, stopped=True, saved=saves)
 
 
-def _end_stretch(session: Session, done: int, *, stopped: bool, saved: bool = False) -> Stretch:
+def _end_steps(session: Session, done: int, *, stopped: bool, saved: bool = False) -> StepsTaken:
     """Save, and see that it is saved: nothing comes after this that could try again."""
     while session.saves:
         if not saved:
             _save(session, done)
-        match session.saves.settle(session.engine.mesh, done):
+        match session.saves.wait(session.engine.mesh, done):
             case "":
                 break
             case "spoiled":
-                return Stretch(done, back=_spoiled(session.saves))
+                return StepsTaken(done, back=_spoiled(session.saves))
         saved = False
-    return Stretch(done, stopped)
+    return StepsTaken(done, stopped)
 
 
 def _spoiled(saves: Saves) -> str:
@@ -199,9 +223,12 @@ def _spoiled(saves: Saves) -> str:
 def _save(session: Session, done: int) -> None:
     if session.saver:
         engine = session.engine
+        if session.directory:
+            session.directory.require_own(session.fence)
         faults.point("save.begin", step=done)
         with session.meter.apart("checkpoints", engine.mesh.ledger):
-            state = progress(engine, done, identity(session.run, session.corpus))
+            kept = identity(session.run, session.corpus) | {"fence": session.fence}
+            state = progress(engine, done, kept)
             session.saver.save(done, own_pieces(engine), state)
         faults.point("save.copied", step=done)
 

@@ -14,7 +14,7 @@ import pytest
 from phalanx.core.errors import DataError, PhalanxError, StartError
 from phalanx.trainer.run.cores import num_threads
 from phalanx.trainer.run.launch import launch
-from phalanx.trainer.run.supervise import WorkerCrashError
+from phalanx.trainer.run.restart import WorkerCrashError
 
 pytestmark = pytest.mark.ranks
 HERE = Path(__file__).parent
