@@ -59,7 +59,13 @@ class Few(NamedTuple):
 
     @classmethod
     def of(cls, kinds: RankKinds, table: Table, variant: Integers) -> "Few":
-        """Those of a table of shape (few, 1)."""
+        """Those of a table, with what their ranks hold.
+
+        Args:
+            kinds: of the pipeline ranks.
+            table: columns of shape (few, 1).
+            variant: the pipeline of each row among the kinds, of shape (few,).
+        """
         several = range(kinds.kinds(variant))
         blocks = tuple(kinds.blocks_of(variant, kind).tall for kind in several)
         return cls(kinds, table, variant, blocks, ParameterCounts.of(table, blocks[0].together))
@@ -207,7 +213,14 @@ class ShardingSeconds(NamedTuple):
     def of(
         cls, workload: Workload, few: Few, sharding: tuple[Integers, Integers]
     ) -> "ShardingSeconds":
-        """Those of some layouts, with some ways to shard them."""
+        """Those of some layouts, with some ways to shard them.
+
+        Args:
+            workload: what is trained, and on what.
+            few: the layouts.
+            sharding: stages that really shard, and ranks that share a copy; both broadcast to
+                (few, shardings).
+        """
         zero, shards = sharding
         table, framework = replace(few.table, zero=zero, shards=shards), workload.framework
         messages = messages_of(table, framework, axes=_of_step(workload), held=few.ends)

@@ -198,7 +198,12 @@ def _plain(
 
 
 def rank_among(seconds: NDArray[np.float32], step_seconds: float) -> int:
-    """The place, from 1, of a layout of so many seconds among ascending prices."""
+    """The place, from 1, of a layout among all that fit.
+
+    Args:
+        seconds: prices of all, ascending.
+        step_seconds: of the layout; prices that differ by rounding to 32 bits are no better.
+    """
     return int(np.searchsorted(seconds, np.float32(step_seconds * (1 - EQUAL)))) + 1
 
 

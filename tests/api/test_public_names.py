@@ -4,7 +4,6 @@ import doctest
 import importlib
 import inspect
 import json
-import pkgutil
 import resource
 import subprocess
 import sys
@@ -13,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import phalanx
-import phalanx.api
 from phalanx.core.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "phalanx"
 PUBLIC = {
     *("plan", "estimate", "messages", "verify", "train", "schedule", "published"),
     *("Layout", "ModelShape", "Cluster", "Run", "Recipe", "Schedule", "Message"),
@@ -100,13 +99,13 @@ def test_every_argument_of_a_public_function_is_typed_and_explained(name: str):
 
 
 def documented() -> list[doctest.DocTest]:
-    """Every example in the docstrings of the public names and of the rooms behind them."""
+    """Every example in the docstrings of the package."""
     finder = doctest.DocTestFinder(recurse=True, exclude_empty=True)
-    rooms = [f"phalanx.api.{module.name}" for module in pkgutil.iter_modules(phalanx.api.__path__)]
-    homes = {getattr(phalanx, name).__module__ for name in PUBLIC}
-    modules = ["phalanx", "phalanx.core.html", *rooms, *homes]
+    sources = [path for path in PACKAGE.rglob("*.py") if ">>> " in path.read_text(encoding="utf-8")]
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in sorted(sources)]
+    modules = [name.removesuffix(".__init__") for name in names]
     found = {}
-    for module in dict.fromkeys(modules):
+    for module in modules:
         for test in finder.find(importlib.import_module(module), module):
             if test.examples:
                 found[test.name] = test
