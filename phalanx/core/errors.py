@@ -66,6 +66,22 @@ def require_whole(name: str, value: object) -> None:
         raise UsageError(f"{name} is {value!r}; it is a whole number")
 
 
+def require_type(name: str, value: object, kinds: type | tuple[type, ...], words: str) -> None:
+    """Raise UsageError where a value is of another kind.
+
+    Args:
+        name: of what it is.
+        value: what was given.
+        kinds: what it may be.
+        words: the same in words, as they end a sentence: "a name, or a file".
+
+    Raises:
+        UsageError: it is none of them.
+    """
+    if not isinstance(value, kinds):
+        raise UsageError(f"{name} is {value!r}; it is {words}")
+
+
 def divisors(n: int) -> tuple[int, ...]:
     """All positive divisors of `n`, ascending: what a degree "can be"."""
     small = [i for i in range(1, int(n**0.5) + 1) if n % i == 0]

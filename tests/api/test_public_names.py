@@ -173,6 +173,41 @@ def test_every_result_is_a_document_and_a_table(result):
     assert html.endswith("</table>")
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: phalanx.estimate("gpt2", "h100x8", "tp=4", batch=8, seq=64, framework=3),
+        lambda: phalanx.estimate("gpt2", "h100x8", None, batch=8, seq=64),
+        lambda: phalanx.estimate("gpt2", "h100x8", "tp=4", batch=8, seq=None),
+        lambda: phalanx.messages("gpt2", "tp=2", batch=8, seq=64, rank="0"),
+        lambda: phalanx.plan("gpt2", "h100x8", tokens=[1]),
+        lambda: phalanx.plan("gpt2", "h100x8", batch=8, fixed=3),
+        lambda: phalanx.plan("gpt2", "h100x8", batch=8, memory=[3]),
+        lambda: phalanx.plan("gpt2", "h100x8", batch="8"),
+        lambda: phalanx.published(3),
+        lambda: phalanx.schedule("1f1b", "4", 8),
+        lambda: phalanx.schedule(3, 4, 8),
+        lambda: phalanx.schedule("1f1b", 4, 8, costs={"F": "x"}),
+        lambda: phalanx.train(3),
+        lambda: phalanx.verify([]),
+        lambda: phalanx.verify(3),
+        lambda: phalanx.verify("tp=2", steps="1"),
+        lambda: phalanx.verify("tp=2", model=3),
+        lambda: phalanx.verify("tp=2", recipe=3),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_answered_with_the_right_one(call):
+    with pytest.raises(UsageError, match=r" is \S+; it is |layout is empty"):
+        call()
+
+
+def test_a_whole_model_can_be_verified():
+    shape = phalanx.ModelShape(layers=1, hidden=16, heads=2, kv_heads=2, ffn=32, vocab=64)
+    verdict = phalanx.verify("tp=2", steps=1, model=shape)
+    assert verdict.passed
+    assert verdict.outcomes[0].case.run.model.hidden == 16
+
+
 def test_an_option_that_nobody_knows_is_said_with_the_nearest() -> None:
     with pytest.raises(phalanx.UsageError, match="did you mean max_tp"):
         phalanx.plan("llama-3.1-8b", "h100x8", batch=64, seq=4096, max_TP=1)
