@@ -17,9 +17,9 @@ from phalanx.core.errors import UsageError
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "phalanx"
 PUBLIC = {
-    *("plan", "estimate", "messages", "verify", "train", "schedule", "published"),
+    *("plan", "estimate", "messages", "verify", "train", "schedule", "published", "checkpoints"),
     *("Layout", "ModelShape", "Cluster", "Run", "Recipe", "Schedule", "Message"),
-    *("Plan", "Estimate", "Verdict", "Summary", "Published"),
+    *("Plan", "Estimate", "Verdict", "Summary", "Published", "CheckpointList"),
     *("PhalanxError", "UsageError", "RefusedError", "ScheduleError", "DataError"),
     "CheckpointError",
 }
@@ -59,7 +59,7 @@ def test_planning_brings_no_torch():
     code = (
         "import phalanx; phalanx.estimate('llama-3.1-8b', 'h100x8', 'tp=8', batch=8, seq=1024); "
         "phalanx.schedule('1f1b', 2, 2); phalanx.messages('gpt-3-175b', 'tp=8', batch=1, seq=64); "
-        "phalanx.plan, phalanx.published"
+        "phalanx.plan, phalanx.published; phalanx.checkpoints('.')"
     )
     assert "torch" not in loaded(code)
 
