@@ -90,8 +90,8 @@ class Emulation:
             tensor: what it is called where its largest values are remembered.
 
         Returns:
-            fp64, of the shape of x: numbers of the format times the scale. In delayed scaling x itself,
-            until a first step has ended.
+            fp64, of the shape of x: numbers of the format times the scale. In delayed scaling x
+            itself, until a first step has ended.
         """
         amax = x.abs().max().float()
         if self.recipe == "fp8":
