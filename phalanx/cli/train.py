@@ -44,7 +44,7 @@ from phalanx.trainer.run.report import Reporter, Silent
 from phalanx.trainer.run.restart import Restarter
 from phalanx.trainer.run.room import Room
 from phalanx.trainer.run.rundir import RunDirectory, require_free
-from phalanx.trainer.run.signals import held_back
+from phalanx.trainer.run.signals import remembered
 from phalanx.trainer.run.started import Started, started_by
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def run(args: Namespace) -> int:
     require_torch()
     warm = WarmStart()
     try:
-        with _stopping(), held_back(BATCH_SIGNALS):
+        with _stopping(), remembered(BATCH_SIGNALS):
             return _train_here(args, origin, warm)
     except BaseException as error:
         warm.abandon()
@@ -158,7 +158,18 @@ class Job:
 
 
 def train_one_rank(worker: "Worker", job: Job) -> int:
-    """What each rank does: all of it in `phalanx.trainer.run.trainer`, except for the screen."""
+    """What each rank does: all of it in `phalanx.trainer.run.trainer`, except for the screen.
+
+    Args:
+        worker: this process, joined with the others; rank 0 shows the run.
+        job: what the command hands to every rank.
+
+    Returns:
+        The exit code: 0, or 75 if it was asked to stop and saved.
+
+    Raises:
+        PhalanxError: with one line that says what to change.
+    """
     from phalanx.trainer.run.environment import describe_environment
     from phalanx.trainer.run.trainer import train
 

@@ -52,7 +52,17 @@ class Width(NamedTuple):
         return self.channels / self.parts(t)
 
     def held(self, t: Any, index: int = 0) -> Any:
-        """Channels of tp rank `index` exactly; the first has the most."""
+        """Channels that one tp rank has, exactly; the first has the most.
+
+        Args:
+            t: tp, a number or a column of whole numbers.
+            index: the tp rank, 0 to t - 1. Of more ranks than pieces, neighbours in a row have the
+                same piece.
+
+        Example:
+            >>> [Width(pieces=10, each=128).held(4, index) for index in range(4)]
+            [384, 384, 256, 256]
+        """
         parts = self.parts(t)
         place = index * parts // t if self.cut else 0
         return (self.pieces // parts + (place < self.pieces % parts)) * self.each
@@ -93,7 +103,15 @@ class Parameter(NamedTuple):
         return prod(dim.channels for dim in self.dims) * (count if self.experts else 1)
 
     def held(self, t: Any, index: int = 0) -> Any:
-        """Elements of tp rank `index`, t one number or a column; of one expert, if of experts."""
+        """Elements that one tp rank has: the product of the sides, of which it cuts some.
+
+        Args:
+            t: tp, a number or a column of whole numbers.
+            index: the tp rank, 0 to t - 1; the first has the most.
+
+        Returns:
+            Like t, also where nothing is cut; of a parameter of experts, those of one expert.
+        """
         sizes = [dim.held(t, index) for dim in self.dims if dim.cut]
         return prod(dim.channels for dim in self.dims if not dim.cut) * prod(sizes) * (t // t)
 

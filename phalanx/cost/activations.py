@@ -38,7 +38,17 @@ def paper_layer_bytes(shape: ModelShape, layout: Layout, seq: int) -> float:
 
 
 def linear_term_bytes(shape: ModelShape, tokens: float, layers: float, t: int) -> float:
-    """The term of a block without scores, 34 h bytes per token: tokens x layers x 34 h / t."""
+    """The term without scores, of all blocks of a rank: tokens x layers x 34 h / t.
+
+    Source: Korthikanti et al. 2022 (arXiv:2205.05198), equation 4, without 5 a s / h; tp and sp
+    both cut everything.
+
+    Args:
+        shape: the model; only its hidden is used.
+        tokens: s b of all micro-batches in flight, before tp cuts them.
+        layers: blocks of the rank; a mean need not be whole.
+        t: tp.
+    """
     return tokens * layers * 34.0 * shape.hidden / t
 
 
@@ -46,6 +56,13 @@ def checkpointed_bytes(shape: ModelShape, tokens: float, layers: float, t: int) 
     """With only block inputs kept: 2 h bytes per token and block, and one block in full.
 
     The block whose forward is being repeated holds everything again, 34 h bytes per token.
+    Source: Korthikanti et al. 2022 (arXiv:2205.05198), table 2 and equation 4; sp cuts both.
+
+    Args:
+        shape: the model; only its hidden is used.
+        tokens: s b of all micro-batches in flight, before tp cuts them.
+        layers: blocks of the rank; a mean need not be whole.
+        t: tp.
     """
     inputs = tokens * layers * 2.0 * shape.hidden / t
     return inputs + linear_term_bytes(shape, tokens, 1, t)

@@ -114,8 +114,19 @@ class Machine:
     ) -> Column:
         """The slower of arithmetic and memory for `batch` products M x K by K x N.
 
-        2 M N K / (peak x share x K/(K + depth) x fill)
-        (M K + K N + M N) bytes / (hbm x share)
+            2 M N K / (peak x share x K/(K + depth) x fill)
+            (M K + K N + M N) bytes / (hbm x share)
+
+        Args:
+            M: rows of the first matrix: tokens, or the channels of a weight's gradient.
+            N: columns of the second.
+            K: the inner length, which a short one makes slow.
+            batch: how many independent products there are.
+            added: bytes that every element of the result moves beside itself: of a gradient that is
+                added up within its product.
+
+        Returns:
+            Seconds of all of them, a column like the sizes.
         """
         rates = self.rates
         depth = rates.depth * self.peak / self.wide
@@ -125,7 +136,12 @@ class Machine:
         return np.maximum(arithmetic, moved / (self.hbm * rates.memory))
 
     def scores_seconds(self, flops: Column, *, first: bool = False) -> Column:
-        """Fused attention, whose scores never leave the chip."""
+        """Seconds of fused attention, whose scores never leave the chip.
+
+        Args:
+            flops: FLOP of its products, a column; of causal attention the half below the diagonal.
+            first: by the first generation of fused kernels, which has a rate of its own.
+        """
         rates = self.rates
         return flops / (self.wide * (rates.attention_first if first else rates.attention))
 
@@ -139,6 +155,18 @@ def fill(M: Column, N: Column, batch: Column, cores: int) -> Column:
 
     The last wave runs as long as a full one. Source: NVIDIA, "Matrix Multiplication Background
     User's Guide", section "Tile and wave quantization".
+
+    Args:
+        M: rows of one result, a column.
+        N: its columns, likewise.
+        batch: how many independent results there are.
+        cores: of the device; one core has no waves, and is always busy.
+
+    Example:
+        One tile more than there are cores asks for another wave:
+
+        >>> [round(float(fill(256, 128 * tiles, 1, cores=108)), 2) for tiles in (108, 109)]
+        [1.0, 0.69]
     """
     if cores == 1:
         return 1.0
@@ -185,6 +213,10 @@ class Kernels:
         none: nothing; selective: the attention core; full: everything, but for what only later
         blocks read if recomputation stops early; full:k: that of every k-th block only; parts:
         those; operators: all but the attention core, and of the products every second one.
+
+        Args:
+            recompute: of every row of the table that these kernels are priced for.
+            stops_early: the program repeats a block no further than its last saved tensor.
         """
         shares = [_repeated_shares(self.works, mode, stops_early) for mode in recompute.values]
         forward = np.stack([self.seconds[0], self.launches[0]])

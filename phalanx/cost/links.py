@@ -34,7 +34,12 @@ class Fabric:
 
     @classmethod
     def of(cls, cluster: Cluster, rates: Sustained) -> "Fabric":
-        """The links of a cluster; one that has no links inside domains uses the network."""
+        """The links of a cluster; one that has no links inside domains uses the network.
+
+        Args:
+            cluster: its domains, and of its accelerator the network and the host link.
+            rates: the shares of both bandwidths that large collectives reach.
+        """
         domain, device = cluster.domain, cluster.accelerator
         near = domain.link.bandwidth * rates.domain or device.network.bandwidth
         return cls(
@@ -125,5 +130,18 @@ def _faster(lines: tuple[Line, Line], size: Column) -> Column:
 
 
 def seconds(name: str, size: Column, group: RankGroup, fabric: Fabric) -> Column:
-    """Time of one message of each group; see `Path`."""
+    """Time of one message of each group; see `Path`, which keeps what does not depend on the size.
+
+    Args:
+        name: of the collective, one of `collectives.NAMES`; or "send" to the next rank.
+        size: bytes of the full vector, a column; of the message for a send.
+        group: who takes part.
+        fabric: what they cross.
+
+    Returns:
+        Seconds, a column; 0 for a group of one, and for nothing to send.
+
+    Raises:
+        UsageError: an unknown collective, or a group without ranks.
+    """
     return Path(name, group, fabric).seconds(size)

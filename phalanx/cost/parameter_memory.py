@@ -15,7 +15,7 @@ from phalanx.cost.params import copies
 from phalanx.cost.ranks import ParameterCounts, PipelineRanks, largest
 from phalanx.cost.saved import Stack
 from phalanx.cost.state import StateBytes
-from phalanx.cost.table import Column, Integers, Table, some_rows
+from phalanx.cost.table import Column, Table
 
 
 class WholeUnits(NamedTuple):
@@ -34,10 +34,6 @@ class WholeUnits(NamedTuple):
     first_block: Column = 0.0
     second_block: Column = 0.0
     embedding: Column = 0.0
-
-    def take(self, which: Integers) -> "WholeUnits":
-        """Some of the rows."""
-        return WholeUnits(*(some_rows(part, which) for part in self))
 
 
 @dataclass(frozen=True)

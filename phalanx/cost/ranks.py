@@ -59,6 +59,10 @@ class PipelineRanks:
 def ranks_of(shape: ModelShape, layout: Layout) -> PipelineRanks:
     """The ranks of one layout, in order.
 
+    Args:
+        shape: the model; its layers are dealt over the stages, those without experts first.
+        layout: of it pp, v, schedule and stages.
+
     Raises:
         RefusedError: the layers cannot fill the stages.
     """
@@ -140,5 +144,11 @@ class ParameterCounts:
 
 
 def largest(blocks: PipelineRanks, dense: Column, routed: Column) -> Column:
-    """The larger of two kinds of block, of those that a rank has."""
+    """The larger of two kinds of block, of those that a rank has; 0 where it has none.
+
+    Args:
+        blocks: what the ranks hold.
+        dense: of a block without experts, in any unit; a column.
+        routed: of a block with experts, in the same unit; a column.
+    """
     return np.maximum((blocks.dense > 0) * dense, (blocks.routed > 0) * routed)

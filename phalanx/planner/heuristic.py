@@ -132,7 +132,14 @@ def by_bubble(
 
 
 def heuristic_bytes(shape: ModelShape, layout: Layout, tokens: float, m: int) -> float:
-    """State and activations of one device, see `by_bubble`."""
+    """State and activations of one device, see `by_bubble`.
+
+    Args:
+        shape: the model.
+        layout: of it dp, pp, tp and zero.
+        tokens: per step, over all devices.
+        m: micro-batches that the batch of one replica is cut into.
+    """
     state = sharded(MIXED_ADAM, layout.zero, layout.dp).total
     params = shape.params() / (layout.tp * layout.pp)
     of_micro_batch = tokens / layout.dp / m

@@ -97,7 +97,7 @@ def _numbered(
         done[stage] += 1
         yield action
         if kind is Kind.INPUT_GRAD:
-            owed.append(action._replace(kind=Kind.WEIGHT_GRAD))
+            owed.append(Action(stage, Kind.WEIGHT_GRAD, action.microbatch))
 
 
 def _micro_batches(p: int) -> Sizes:

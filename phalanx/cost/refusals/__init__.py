@@ -48,6 +48,10 @@ def refusal(run: Run, *, ours: bool = True) -> Refusal | None:
 def refuse(run: Run, *, ours: bool = True) -> None:
     """Raise where a run cannot be cut so.
 
+    Args:
+        run: model, layout and recipe.
+        ours: whether our trainer is to run it, or another program.
+
     Raises:
         RefusedError: the numbers that clash, and the nearest that works.
     """

@@ -162,7 +162,12 @@ def _choose(run: PublishedRun) -> tuple[Workload, Estimate]:
 
 
 def baseline(workload: Workload, layout: Layout) -> float:
-    """Seconds at constant utilisation: executed FLOP at one share of the peak per accelerator."""
+    """Seconds at constant utilisation: executed FLOP at one share of the peak per accelerator.
+
+    Args:
+        workload: of it model, sequence, batch, and the device's peak and share.
+        layout: of it the ranks and recomputation.
+    """
     shape, seq = workload.shape, workload.seq
     flops = flops_per_token(shape, seq, causal=False) + recompute_flops_per_token(
         shape, seq, formula_mode(layout.recompute), causal=False

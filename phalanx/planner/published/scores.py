@@ -95,7 +95,12 @@ def summarize(predictions: Sequence[Prediction]) -> Accuracy:
 
 
 def score(name: str, predictions: Iterable[Prediction]) -> Score:
-    """The errors of one group."""
+    """The errors of one group; of a kind that nothing was published of, None.
+
+    Args:
+        name: of the group.
+        predictions: of its rows.
+    """
     rows = list(predictions)
     return Score(
         name,
@@ -121,7 +126,16 @@ def errors(signed: Sequence[float]) -> Errors | None:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The value below which `share` of the ordered values lie, interpolated."""
+    """The value below which a share of the values lies, interpolated between two of them.
+
+    Args:
+        ordered: at least one value, ascending.
+        share: from 0, the first value, to 1, the last.
+
+    Example:
+        >>> percentile([1.0, 2.0, 4.0], 0.75)
+        3.0
+    """
     place = share * (len(ordered) - 1)
     low = math.floor(place)
     high = min(low + 1, len(ordered) - 1)

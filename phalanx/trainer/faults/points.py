@@ -11,6 +11,10 @@ POINTS: dict[str, str] = {
     "message": "a message is about to be issued; `purpose` says which",
     "save.begin": "a checkpoint is due, and nothing of it is copied",
     "save.copied": "its tensors are copied, and are written while training goes on",
+    "save.write": "a part of a shard is about to be written, in the background",
+    "save.written": "the shard of a rank is on the disk, and nobody knows it yet",
+    "save.commit": "every shard and the manifest are on the disk, under a hidden name",
+    "save.tidy": "the checkpoint has its name, and older ones are about to be removed",
     "validation": "a batch of held-out text is about to be measured",
     "end": "the last step is done, and its checkpoint is not known to be on the disk",
 }

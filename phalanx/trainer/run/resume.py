@@ -7,6 +7,7 @@ from pathlib import Path
 from phalanx.core.errors import CheckpointError, PhalanxError, UsageError
 from phalanx.trainer import faults
 from phalanx.trainer.checkpoint import Checkpoint, newest, open_verified
+from phalanx.trainer.checkpoint.index import whole
 from phalanx.trainer.checkpoint.manifest import read_manifest
 from phalanx.trainer.checkpoint.names import steps
 from phalanx.trainer.run.continuity import (
@@ -106,8 +107,9 @@ def _set_stale_aside(checkpoints: Path, events: EventLog) -> None:
     """
     highest = 0
     for step, path in reversed(steps(checkpoints)):
-        with suppress(CheckpointError, OSError):  # whatever is wrong with it is told by `newest`
-            fence = int(read_manifest(path).state.get("fence", 0))
+        # whatever is wrong with it is told by `newest`
+        with suppress(CheckpointError, OSError, TypeError):
+            fence = whole(read_manifest(path).state.get("fence", 0))
             if fence >= highest:
                 highest = fence
                 continue

@@ -47,27 +47,49 @@ class Requests:
 
 
 @contextmanager
-def held_back(numbers: Collection[signal.Signals] = STOP_SIGNALS) -> Iterator[None]:
-    """Let signals wait: they are delivered after this, or as soon as somebody listens.
-
-    Processes that are started meanwhile hold them back too, until they listen.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+def held_back() -> Iterator[None]:
+    """Let processes that are started meanwhile hold the signals back, until they listen."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+class _Remembered:
+    """A handler that does nothing yet. No mask could: libraries have threads that lack it."""
+
+    heard = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.heard = True
+
+
+@contextmanager
+def remembered(numbers: Collection[signal.Signals]) -> Iterator[None]:
+    """Let signals of this process wait until somebody listens; those that nobody hears are lost.
+
+    Args:
+        numbers: which.
+    """
+    before = {number: signal.signal(number, _Remembered()) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 @contextmanager
 def listening() -> Iterator[Requests]:
-    """Take signals as requests to stop, also those that were held back; from the main thread."""
+    """Take signals as requests to stop, also those that came before; from the main thread."""
     requests = Requests()
     before = {number: signal.signal(number, requests.note) for number in STOP_SIGNALS}
-    held = signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    for number, handler in before.items():
+        if isinstance(handler, _Remembered) and handler.heard:
+            requests.note(number, None)
     try:
         yield requests
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
         for number, handler in before.items():
             signal.signal(number, handler)
