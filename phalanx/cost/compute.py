@@ -146,7 +146,7 @@ class Machine:
         return flops / (self.wide * (rates.attention_first if first else rates.attention))
 
     def memory_seconds(self, size: Column) -> Column:
-        """Reading and writing `size` bytes."""
+        """Seconds of reading and writing `size` bytes, a column, at the rate that passes reach."""
         return size / (self.hbm * self.rates.memory)
 
 
@@ -197,7 +197,11 @@ class Kernels:
     launches: Floats
 
     def sum(self, kind: type | None = None) -> Passes:
-        """Seconds of the kernels of one kind, or of all, one after the other."""
+        """Seconds of the kernels of one kind, or of all, one after the other.
+
+        Args:
+            kind: `Product`, `Scores` or `MemoryBoundKernel`; None sums all.
+        """
         return Passes(*self.seconds[:, self._are(kind)].sum(axis=1))
 
     def at_peak(self, kind: type) -> Passes:

@@ -58,7 +58,7 @@ class RankGroup(NamedTuple):
     stride: Column
 
     def inside(self, fabric: Fabric) -> Column:
-        """r: how many of them share one domain."""
+        """r: how many of them share one domain, at least 1."""
         return np.maximum(np.minimum(fabric.domain // self.stride, self.size), 1)
 
     def near(self, fabric: Fabric) -> LinkRate:
@@ -105,7 +105,10 @@ class Path:
         self._lines.append(_two(name, n, together, r < n))
 
     def seconds(self, size: Column) -> Column:
-        """Seconds for `size` bytes of the full vector; of the message for a send."""
+        """Seconds for `size` bytes of the full vector, a column; of the message for a send.
+
+        Nothing takes no time, and neither does a group of one.
+        """
         clocks = [_faster(lines, size) for lines in self._lines]
         slower = clocks[0]
         for clock in clocks[1:]:

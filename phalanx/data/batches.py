@@ -175,6 +175,9 @@ class HeldOutStream:
         Args:
             step: in [0, num_batches).
             positions: each in [0, batch).
+
+        Raises:
+            DataError: as of `SampleStream.batch`.
         """
         batch = self.samples.batch(step, positions)
         place = step * self.samples.batch_size + np.asarray(positions, dtype=np.int64)
@@ -191,6 +194,11 @@ def cut(windows: NDArray[np.integer[Any]], separator: int | None) -> Batch:
     Args:
         windows: token ids [n, s + 1].
         separator: the id that ends a document; None lets tokens attend across documents.
+
+    Example:
+        >>> batch = cut(np.array([[5, 6, 0, 7, 8]]), separator=0)
+        >>> batch.tokens.tolist(), batch.targets.tolist(), batch.documents.tolist()
+        ([[5, 6, 0, 7]], [[6, 0, -100, 8]], [[0, 0, 0, 1]])
     """
     ids = windows.astype(np.int64)
     tokens, targets = ids[:, :-1].copy(), ids[:, 1:].copy()

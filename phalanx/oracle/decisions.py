@@ -57,7 +57,13 @@ def watch_routes(engine: Engine) -> list[Route]:
 
 
 def joined(run: Run, told: Sequence[RankDecisions]) -> Decisions:
-    """The decisions of all ranks, by global place."""
+    """The decisions of all ranks, by global place.
+
+    Args:
+        run: of it the sizes of the global batch, and K.
+        told: by every rank. Ranks that saw the same tokens have routed them alike; every rank has
+            skipped the same steps.
+    """
     sizes = (run.recipe.batch, run.recipe.seq, run.model.top_k)
     routes: dict[tuple[int, str], Tensor] = {}
     for route in (route for rank in told for route in rank.routes):
@@ -75,6 +81,12 @@ def implausible_routes(
 
     The reference, were the scores of the chosen experts better by what rounding explains, would
     choose the same.
+
+    Args:
+        shape: of it how experts are chosen.
+        steps: of the reference, which followed the decisions; routes of later steps are not judged.
+        noise: what rounding explains of each step, at least as many.
+        decisions: of the layout.
     """
     complaints = []
     for (step, name), chosen in decisions.routes.items():
@@ -97,6 +109,11 @@ def first_in_doubt(
     steps: Sequence[ReferenceStep], noise: Sequence[Noise], decisions: Decisions
 ) -> tuple[int, list[str]]:
     """The first step that the layout skipped and one device would not, or the other way.
+
+    Args:
+        steps: of the reference.
+        noise: of each, of which the draws that overflowed count.
+        decisions: of the layout, for as many steps.
 
     Returns:
         Its index, or the number of steps: what comes from there on cannot be compared; and a

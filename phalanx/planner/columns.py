@@ -19,12 +19,21 @@ class Ragged:
         self._values = np.array([v for values in ordered for v in values], dtype=np.int64)
 
     def counts(self, keys: Integers) -> Integers:
-        """How many values each key has."""
+        """How many values each key has; a key without a list is not noticed."""
         result: Integers = self._counts[np.searchsorted(self._keys, keys)]
         return result
 
     def cross(self, keys: Integers) -> tuple[Integers, Integers]:
-        """One row for each value of each key: the row it comes from, and the value."""
+        """One row for each value of each key: the row it comes from, and the value.
+
+        Args:
+            keys: of every row, of shape (rows,); each must have a list.
+
+        Example:
+            >>> lists = Ragged({1: [7], 2: [8, 9]})
+            >>> [column.tolist() for column in lists.cross(np.array([2, 1]))]
+            [[0, 0, 1], [8, 9, 7]]
+        """
         counts = self.counts(keys)
         parents = np.repeat(np.arange(len(keys)), counts)
         places = np.arange(len(parents)) - np.repeat(np.cumsum(counts) - counts, counts)
