@@ -36,6 +36,10 @@ class Skips:
         """Let `step` learn from batch `to`, and later steps from those after it.
 
         Windows at later steps are forgotten: those steps are done again.
+
+        Args:
+            step: from which on.
+            to: batch of the stream, no earlier than that of the step before.
         """
         kept = Skips(tuple(window for window in self.windows if window.step < step))
         ahead = to - kept.batch_of(step)
