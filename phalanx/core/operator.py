@@ -172,7 +172,13 @@ class Boundary(NamedTuple):
 
 
 class MatrixProduct(NamedTuple):
-    """Tokens x `inner` by `inner` x `out`, and both gradients; `out` may be several matrices."""
+    """Tokens x `inner` by `inner` x `out`, and both gradients.
+
+    Attributes:
+        inner: channels of a token, which are multiplied and added up.
+        out: channels of the result; several where several matrices read the same input at once.
+        tokens: whose.
+    """
 
     inner: Width
     out: tuple[Width, ...]

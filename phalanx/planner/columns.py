@@ -42,7 +42,12 @@ class Ragged:
 
 
 class Different(NamedTuple):
-    """One row for each combination of values, and the combination of every row."""
+    """The combinations of values that occur in some columns.
+
+    Attributes:
+        first: a row that stands for each of them, of shape (combinations,).
+        inverse: the combination of every row, of shape (rows,).
+    """
 
     first: Integers
     inverse: Integers
@@ -52,8 +57,14 @@ def different(columns: Sequence[Integers], least: Integers | Floats | None = Non
     """The rows that differ in some columns.
 
     Args:
-        columns: whole numbers from 0.
-        least: of equal rows the one where this is least stands for all of them.
+        columns: whole numbers from 0, each of shape (rows,).
+        least: of equal rows the one where this is least stands for all of them; None takes the
+            last.
+
+    Example:
+        >>> found = different([np.array([3, 5, 3]), np.array([1, 1, 1])])
+        >>> found.first.tolist(), found.inverse.tolist()
+        ([2, 1], [0, 1, 0])
     """
     code = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:

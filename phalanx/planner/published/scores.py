@@ -32,7 +32,14 @@ class Errors:
 
 @dataclass(frozen=True)
 class Score:
-    """The errors of one group: of our seconds, of the baseline's, and of our bytes."""
+    """The errors of one group of rows.
+
+    Attributes:
+        name: of the group.
+        time: of our seconds; None where none were published, as of the others.
+        baseline: of the baseline's seconds.
+        memory: of our bytes.
+    """
 
     name: str
     time: Errors | None
