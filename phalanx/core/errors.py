@@ -95,7 +95,12 @@ def require_type(name: str, value: object, kinds: type | tuple[type, ...], words
 
 
 def divisors(n: int) -> tuple[int, ...]:
-    """All positive divisors of `n`, ascending: what a degree "can be"."""
+    """All positive divisors of `n`, ascending: what a degree "can be".
+
+    Example:
+        >>> divisors(12)
+        (1, 2, 3, 4, 6, 12)
+    """
     small = [i for i in range(1, int(n**0.5) + 1) if n % i == 0]
     return tuple(sorted({*small, *(n // i for i in small)}))
 
@@ -106,6 +111,10 @@ def shorten(values: Iterable[object], limit: int = 8) -> str:
     Args:
         values: in the order in which they are printed.
         limit: how many are printed.
+
+    Example:
+        >>> shorten(divisors(96), limit=4)
+        '1, 2, 3, 4, ...'
     """
     all_values = list(values)
     shown = ", ".join(str(v) for v in all_values[:limit])

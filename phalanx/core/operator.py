@@ -43,7 +43,10 @@ class Width(NamedTuple):
         return self.pieces * self.each
 
     def parts(self, t: Any) -> Any:
-        """Into how many parts t ranks cut it: by arithmetic alone, so that t may be a column."""
+        """Into how many parts t ranks cut it: by arithmetic alone, so that t may be a column.
+
+        Never more than there are pieces: then t of them share what one would have.
+        """
         one = t // t
         return t - (t - self.pieces) * (t > self.pieces) if self.cut else one
 
@@ -98,7 +101,11 @@ class Parameter(NamedTuple):
     again: frozenset[str] = frozenset()
 
     def elements(self, experts: int | None = None) -> int:
-        """Of all of it, or of that of so many experts if it is of experts."""
+        """Elements of all of it, before anything is cut.
+
+        Args:
+            experts: of how many experts, if it is of experts; None counts all that there are.
+        """
         count = self.experts if experts is None else min(self.experts, experts)
         return prod(dim.channels for dim in self.dims) * (count if self.experts else 1)
 
@@ -165,7 +172,13 @@ class Boundary(NamedTuple):
 
 
 class MatrixProduct(NamedTuple):
-    """Tokens x `inner` by `inner` x `out`, and both gradients; `out` may be several matrices."""
+    """Tokens x `inner` by `inner` x `out`, and both gradients.
+
+    Attributes:
+        inner: channels of a token, which are multiplied and added up.
+        out: channels of the result; several where several matrices read the same input at once.
+        tokens: whose.
+    """
 
     inner: Width
     out: tuple[Width, ...]

@@ -28,6 +28,14 @@ def paper_layer_bytes(shape: ModelShape, layout: Layout, seq: int) -> float:
         shape: the model; only h and a are used.
         layout: tp, sp, mb and recompute are used.
         seq: s, tokens per sequence.
+
+    Example:
+        The paper's 80 a h for the scores of GPT-3, beside 34:
+
+        >>> from phalanx.catalog.load import model
+        >>> gpt = model("gpt-3-175b")
+        >>> paper_layer_bytes(gpt, Layout(), seq=2048) / (2048 * gpt.hidden)
+        114.0
     """
     s, b, h, a, t = seq, layout.mb, shape.hidden, shape.heads, layout.tp
     whole = t if layout.sequence_parallel else 1

@@ -68,7 +68,11 @@ class Slice:
         return expert_tp(self.table)
 
     def tokens_of(self, kind: Tokens) -> Column:
-        """Tokens that an operator sees; experts that are not cut see only the rank's own."""
+        """Tokens that an operator sees; experts that are not cut see only the rank's own.
+
+        Args:
+            kind: of "routed" those before they are sent to K experts each.
+        """
         if kind == "gathered":
             return self.tokens
         if kind == "own":

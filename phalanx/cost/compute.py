@@ -53,7 +53,17 @@ class Passes(NamedTuple):
 
 
 class Product(NamedTuple):
-    """A matrix product with its two gradients; `batch` independent ones in `kernels` kernels."""
+    """A matrix product M x K by K x N with its two gradients, for one micro-batch on one rank.
+
+    Attributes:
+        name: of the operator.
+        M, N, K: sizes, columns; of experts M is the mean load of one.
+        batch: how many independent ones there are.
+        part: of a block, that recomputation repeats it with.
+        weights: K x N are weights, and their gradient is a pass of its own.
+        kernels: that compute all of them in forward; backward runs twice as many.
+        last: no backward of its own block reads the result.
+    """
 
     name: str
     M: Column
@@ -61,22 +71,37 @@ class Product(NamedTuple):
     K: Column
     batch: Column = 1.0
     part: Part = "block"
-    weights: bool = True  # K x N are weights, and their gradient is a pass of its own
+    weights: bool = True
     kernels: Column = 1.0
-    last: bool = False  # no backward of its own block reads the result
+    last: bool = False
 
 
 class Scores(NamedTuple):
-    """Fused attention: the FLOP of its two products, only the half that the mask leaves."""
+    """Fused attention for one micro-batch on one rank.
+
+    Attributes:
+        name: of the operator.
+        flops: FLOP of its two products in forward, only the half that the mask leaves.
+        part: of a block, that recomputation repeats it with.
+        first: by the first generation of fused kernels.
+    """
 
     name: str
     flops: Column
     part: Part = "core"
-    first: bool = False  # by the first generation of fused kernels
+    first: bool = False
 
 
 class MemoryBoundKernel(NamedTuple):
-    """Passes over tensors in memory: bytes read and written, and how many kernels do it."""
+    """Passes over tensors in memory, for one micro-batch on one rank.
+
+    Attributes:
+        name: of the operator.
+        forward, backward: bytes that are read and written.
+        kernels: how many do it, in each of the two.
+        part: of a block, that recomputation repeats it with.
+        last: no backward of its own block reads the result.
+    """
 
     name: str
     forward: Column
@@ -146,7 +171,7 @@ class Machine:
         return flops / (self.wide * (rates.attention_first if first else rates.attention))
 
     def memory_seconds(self, size: Column) -> Column:
-        """Reading and writing `size` bytes."""
+        """Seconds of reading and writing `size` bytes, a column, at the rate that passes reach."""
         return size / (self.hbm * self.rates.memory)
 
 
@@ -197,7 +222,11 @@ class Kernels:
     launches: Floats
 
     def sum(self, kind: type | None = None) -> Passes:
-        """Seconds of the kernels of one kind, or of all, one after the other."""
+        """Seconds of the kernels of one kind, or of all, one after the other.
+
+        Args:
+            kind: `Product`, `Scores` or `MemoryBoundKernel`; None sums all.
+        """
         return Passes(*self.seconds[:, self._are(kind)].sum(axis=1))
 
     def at_peak(self, kind: type) -> Passes:

@@ -70,7 +70,7 @@ class Cuts(NamedTuple):
         return cls(t, np.where(sizes.dp * sizes.cp % e == 0, t, 1), e, place)
 
     def held(self, parameter: Parameter) -> Integers:
-        """Elements of a parameter on the rank."""
+        """Elements of a parameter on the rank, all its experts together."""
         experts = -(-parameter.experts // self.e) if parameter.experts else 1
         t = self.experts_t if parameter.experts else self.t
         elements: Integers = experts * parameter.held(t, self.place)
@@ -137,6 +137,11 @@ def copies(layout: Layout | Table) -> Sharers:
 
     Shared parameters are alike on all dp x cp ranks of one shard group, experts only on those
     of them that hold the same experts.
+
+    Example:
+        >>> found = copies(Layout(dp=8, cp=2, ep=4))
+        >>> int(found.shared), int(found.experts)
+        (16, 4)
     """
     group = layout.shards * layout.cp
     experts = group * layout.tp // (layout.ep * expert_tp(layout))

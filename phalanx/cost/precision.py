@@ -15,7 +15,12 @@ _SCALE_BYTES = {"fp8-block": 4, "mxfp8": 1}
 
 
 class OperandBytes(NamedTuple):
-    """Bytes per token of an input, as a product keeps and gathers it, and of its scales."""
+    """Bytes per token of an input, as a product keeps and gathers it.
+
+    Attributes:
+        data: of the numbers.
+        scales: beside them, in recipes that scale parts of a row.
+    """
 
     data: int
     scales: int = 0

@@ -87,6 +87,10 @@ def effective_share(interval: float, write: float, faults: Faults) -> float:
 
     Raises:
         UsageError: an interval that is not positive.
+
+    Example:
+        >>> round(effective_share(755, write=30, faults=Faults(between=10_000, restart=600)), 3)
+        0.871
     """
     if not interval > 0:
         raise UsageError(f"an interval of {interval} s between checkpoints; it must be positive")

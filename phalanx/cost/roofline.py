@@ -15,7 +15,14 @@ from phalanx.core.model import ModelShape
 
 
 class LayerSizes(NamedTuple):
-    """The sizes of the two matrices of a layer."""
+    """The sizes of the two matrices of a layer.
+
+    Attributes:
+        h: hidden.
+        f: ffn width, of one expert if there are several.
+        E: experts; 1 of an MLP.
+        k: experts that a token visits.
+    """
 
     h: int
     f: int

@@ -46,20 +46,33 @@ class Choice(Generic[T]):
 
     @classmethod
     def of(cls, column: Sequence[T]) -> "Choice[T]":
-        """A column of shape (rows,)."""
+        """A column of shape (rows,), its values in the order in which they first occur.
+
+        Example:
+            >>> Choice.of(["1f1b", "zb-v", "1f1b"])
+            Choice(values=('1f1b', 'zb-v'), codes=array([0, 1, 0]))
+        """
         values = tuple(dict.fromkeys(column))
         places = {value: place for place, value in enumerate(values)}
         return cls(values, np.array([places[value] for value in column], dtype=np.int64))
 
     def pick(self, of: Callable[[T], float]) -> Floats:
-        """A number that follows from the value, found once for each value, in every row."""
+        """A number that follows from the value, in every row.
+
+        Args:
+            of: gives the number; it is asked once for each value.
+        """
         result: Floats = np.array([of(value) for value in self.values], dtype=np.float64)[
             self.codes
         ]
         return result
 
     def test(self, of: Callable[[T], bool]) -> Booleans:
-        """Whether each row's value has a property."""
+        """Whether each row's value has a property.
+
+        Args:
+            of: tells; it is asked once for each value.
+        """
         result: Booleans = np.array([bool(of(value)) for value in self.values])[self.codes]
         return result
 

@@ -38,7 +38,12 @@ class Route(NamedTuple):
 
 
 class RankDecisions(NamedTuple):
-    """Of one rank: where its tokens went, and which steps were skipped."""
+    """What one rank saw of the decisions of its layout.
+
+    Attributes:
+        routes: where its tokens went, micro-batch by micro-batch.
+        skipped: of every step, whether it was skipped.
+    """
 
     routes: list[Route]
     skipped: tuple[bool, ...]

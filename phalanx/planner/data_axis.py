@@ -136,7 +136,11 @@ class StepMessages:
         )
 
     def sent(self, shown: Mapping[str, Column]) -> list[SentMessage]:
-        """The messages with their prices; what is hidden, evenly over those of one purpose."""
+        """The messages with their prices; what is hidden, evenly over those of one purpose.
+
+        Args:
+            shown: seconds of a step that nothing hides, as `Exchange.shown` gives them.
+        """
         terms = {"gradients": REDUCE, "weights": GATHER, "gradients of copies": OVER_COPIES}
         found = []
         for message in self.messages:

@@ -119,6 +119,12 @@ def by_bubble(
         tokens: per step, over all devices.
         capacity: bytes of one device.
         m: micro-batches that the batch of one replica is cut into.
+
+    Example:
+        >>> from phalanx.catalog.load import model
+        >>> best = by_bubble(model("llama-3.1-8b"), devices=8, tokens=65536)[0]
+        >>> str(best.layout), f"{best.bytes:.3g}"
+        ('dp=8 pp=1 tp=1 recompute=full', '4.46e+10')
     """
     found = []
     for tp in (t for t in divisors(devices) if t <= 8):

@@ -84,7 +84,13 @@ class _Place(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A layout with its price by the closed formulas."""
+    """A layout that may be among the best.
+
+    Attributes:
+        seconds: of a step, by the closed formulas until it is priced exactly.
+        variant: place of its schedule in `Space.variants`.
+        layout: all its keys.
+    """
 
     seconds: float
     variant: int

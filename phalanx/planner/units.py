@@ -109,7 +109,11 @@ class Units:
     routes: Routes
 
     def seconds(self, unit: UnitName) -> UnitSeconds:
-        """One micro-batch through a unit, but for what ZeRO gathers and reduces around it."""
+        """One micro-batch through a unit, but for what ZeRO gathers and reduces around it.
+
+        Args:
+            unit: of a routed block there must be experts.
+        """
         load = self.load(unit)
         terms = {**load.terms, LAUNCH: starved(self.workload, load)}
         if unit in _BLOCKS and np.any(self._away):
@@ -173,7 +177,11 @@ class Units:
         return replace(inner, terms={**inner.terms, WEIGHTS: shown}, sent=(*inner.sent, *sent))
 
     def around(self, unit: UnitName) -> Passes:
-        """Seconds of what ZeRO-2 and 3 gather and reduce around one unit, in a micro-batch."""
+        """Seconds of what ZeRO-2 and 3 gather and reduce around one unit, in a micro-batch.
+
+        Returns:
+            Under F what is gathered in forward, under I what goes on in backward.
+        """
         total = Passes()
         for message in self.messages:
             if message.unit == unit and message.behind == "next unit":

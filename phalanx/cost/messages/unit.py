@@ -120,6 +120,10 @@ def padded(elements: Integers, parts: Integers) -> Integers:
         elements: of a unit on one rank, a column.
         parts: ranks that share it, a column. Experts that take ranks from tp too may be on no two
             ranks of dp: 0 counts as 1.
+
+    Example:
+        >>> padded(np.array([10, 10]), np.array([4, 0]))
+        array([12, 10])
     """
     whole = np.maximum(parts, 1)
     return -(-elements // whole) * whole

@@ -88,7 +88,11 @@ def _error(predicted: float | None, published: float | None) -> float | None:
 
 
 def predict(row: Row) -> Prediction:
-    """Predict one row; what cannot be predicted says why."""
+    """Predict one row; what cannot be predicted says why, in `skipped`.
+
+    Args:
+        row: cells by column, of a file that `read_rows` accepts.
+    """
     try:
         run = read_run(row)
         found = _one_layer(run) if run.one_layer else _whole_step(run)
