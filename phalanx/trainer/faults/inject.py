@@ -150,8 +150,10 @@ def _loop(seconds: float) -> None:
 
 
 def _hold_the_gil(seconds: float) -> None:
-    """PyDLL calls keep the interpreter's lock, unlike those of CDLL."""
-    ctypes.PyDLL(None).usleep(ctypes.c_uint(int(seconds * 1e6)))
+    """PyDLL calls keep the interpreter's lock, unlike those of CDLL; signals cut them short."""
+    usleep, end = ctypes.PyDLL(None).usleep, time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        usleep(ctypes.c_uint(int(left * 1e6)))
 
 
 def _change(fault: Fault, tensors: Mapping[str, Tensor]) -> None:

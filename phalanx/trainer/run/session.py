@@ -18,6 +18,7 @@ from phalanx.trainer.model.init import notes_on_weights
 from phalanx.trainer.parallel.mesh import Mesh, build_mesh
 from phalanx.trainer.precision.dtypes import Dtypes
 from phalanx.trainer.run.events import EventLog
+from phalanx.trainer.run.heartbeat import Heartbeat
 from phalanx.trainer.run.limits import refuse_untrainable
 from phalanx.trainer.run.meter import Meter, find_peak, from_rank_0
 from phalanx.trainer.run.metrics_file import MetricsFile
@@ -90,6 +91,7 @@ def open_session(
     mesh = build_mesh(run.layout, worker.device, kv_heads=run.model.kv_heads)
     text = open_text(run)
     engine = build_engine(run, mesh)
+    _listen_to(worker.heart, engine)
     main = worker.rank == 0
     reporter = reporter if main else Silent()
     events = _events(directory if main else None, reporter)
@@ -107,13 +109,19 @@ def open_session(
         directory=directory if main else None,
         reporter=reporter,
         events=events,
-        meter=Meter(run, find_peak(mesh, run.layout.precision)),
+        meter=Meter(run, find_peak(mesh, run.layout.precision), heart=worker.heart),
         saves=Saves(saver, events) if saver else None,
         metrics=MetricsFile(directory.metrics_file, events.note) if directory and main else None,
     )
     if run.weights:
         _tell_of_weights(session)
     return session
+
+
+def _listen_to(heart: Heartbeat, engine: Engine) -> None:
+    """Have every action and every wait of a rank heard by whoever watches it."""
+    engine.recorder.doing, engine.recorder.arrived = heart.doing, heart.arrived
+    engine.mesh.ledger.waits = heart.waits
 
 
 def _events(directory: RunDirectory | None, reporter: Reporter) -> EventLog:
