@@ -21,6 +21,7 @@ _DEVICE = (
     "device_names sources{} notes domain.size domain.topology domain.axes domain.reduces"
 )
 _CLUSTER = "name accelerator devices torus domain_size memory_bytes"
+_CHECKPOINT = "step path bytes verified layout problem"
 _ERRORS = "count mean median p90 worst bias"
 
 
@@ -109,6 +110,23 @@ _TEXTS: Mapping[str, str] = {
         "step time loss grad_norm lr tokens seconds tokens_per_second flops_per_second mfu hfu "
         "data_wait_seconds exposed_seconds{} peak_bytes skipped loss_scale expert_load "
         "expert_dropped validation_loss validation_seconds"
+    ),
+    "checkpoints": " ".join(
+        ["schema directory", _under("checkpoints[]", _CHECKPOINT), "set_aside"]
+    ),
+    "checkpoints --show": " ".join(
+        [
+            "schema samples state{}",
+            _under("checkpoints[]", _CHECKPOINT),
+            _under("tensors[]", "name field dtype shape files"),
+        ]
+    ),
+    "checkpoints --diff": " ".join(
+        [
+            "schema equal compared state{}",
+            _under("checkpoints[]", _CHECKPOINT),
+            _under("tensors[]", "name field difference changed elements max_difference"),
+        ]
     ),
     "train --dry-run": (
         "schema layout ranks stages micro_batches parameters tokens_per_step steps tokens corpus "

@@ -186,7 +186,15 @@ def _of_weights(table: Mapping[str, Any]) -> Tables:
 
 
 def assignment(text: str) -> tuple[str, str, Any]:
-    """Read `section.key=value`."""
+    """Read `section.key=value`, with the value as TOML has it; what is no TOML is a text.
+
+    Raises:
+        UsageError: a part of it is missing.
+
+    Example:
+        >>> assignment("recipe.steps=100"), assignment("layout.schedule=zb-v")
+        (('recipe', 'steps', 100), ('layout', 'schedule', 'zb-v'))
+    """
     name, equals, value = text.partition("=")
     section, dot, key = name.strip().partition(".")
     if not (equals and dot and section and key and value.strip()):

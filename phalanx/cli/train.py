@@ -153,7 +153,18 @@ class Job:
 
 
 def train_one_rank(worker: "Worker", job: Job) -> int:
-    """What each rank does: all of it in `phalanx.trainer.run.trainer`, except for the screen."""
+    """What each rank does: all of it in `phalanx.trainer.run.trainer`, except for the screen.
+
+    Args:
+        worker: this process, joined with the others; rank 0 shows the run.
+        job: what the command hands to every rank.
+
+    Returns:
+        The exit code: 0, or 75 if it was asked to stop and saved.
+
+    Raises:
+        PhalanxError: with one line that says what to change.
+    """
     from phalanx.trainer.run.environment import describe_environment
     from phalanx.trainer.run.trainer import train
 

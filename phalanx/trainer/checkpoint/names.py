@@ -5,6 +5,7 @@ step-00000100/                         a committed checkpoint
     manifest.json                      what the files hold and must read back as
 step-00000100.replaced/                still valid; makes room for a new save of the same step
 corrupt-step-00000100/                 found damaged and set aside
+abandoned-step-00000100/               intact, of a way that the run came back from
 .step-00000100.ATTEMPT-COUNT.partial/  being written, with a ticket for each complete shard
 .step-00000100.ATTEMPT-COUNT.failed/   given up, with the reason, until every rank has seen it
 .step-00000100.ATTEMPT-COUNT.discarded/  being deleted
@@ -55,6 +56,27 @@ def steps(directory: Path) -> list[tuple[int, Path]]:
     paths = directory.iterdir() if directory.is_dir() else ()
     found = [(int(m[1]), path) for path in paths if (m := _STEP.fullmatch(path.name))]
     return sorted(found, key=lambda item: (-item[0], item[1].name))
+
+
+def abandon_after(directory: Path, step: int) -> list[Path]:
+    """Rename checkpoints of later steps, so that a run that goes back never goes on from them.
+
+    Returns:
+        Those that were renamed, under the names that they had.
+    """
+    later = [path for found, path in steps(directory) if found > step]
+    for path in later:
+        target, count = path.with_name(f"abandoned-{path.name}"), 1
+        while target.exists():
+            count += 1
+            target = path.with_name(f"abandoned-{path.name}-{count}")
+        path.rename(target)
+    return later
+
+
+def abandoned(directory: Path) -> list[Path]:
+    """Checkpoints that a run came back from."""
+    return sorted(directory.glob("abandoned-step-*"))
 
 
 def hidden(directory: Path) -> list[tuple[str, int, Path]]:

@@ -130,8 +130,8 @@ def _carry_out(fault: Fault, tensors: Tensors | None) -> None:
         case "error":
             number = getattr(errno, str(fault.value))
             raise OSError(number, os.strerror(number))
-        case "flip":
-            _flip(fault, tensors() if tensors is not None else {})
+        case "flip" | "set":
+            _change(fault, tensors() if tensors is not None else {})
 
 
 def _loop(seconds: float) -> None:
@@ -145,11 +145,14 @@ def _hold_the_gil(seconds: float) -> None:
     ctypes.PyDLL(None).usleep(ctypes.c_uint(int(seconds * 1e6)))
 
 
-def _flip(fault: Fault, tensors: Mapping[str, Tensor]) -> None:
-    """Flip one bit in place; this rank may hold no part of that tensor, and then nothing."""
+def _change(fault: Fault, tensors: Mapping[str, Tensor]) -> None:
+    """Change one element in place; this rank may hold no part of that tensor, and then nothing."""
     for name, tensor in tensors.items():
         if fault.tensor in name and tensor.numel():
             element = tensor.detach().view(-1)[fault.element % tensor.numel()]
+            if fault.action == "set":
+                element.fill_(float(fault.value))
+                return
             raw = element.view(1).view(torch.uint8)
             byte, bit = divmod(fault.bit, 8)
             raw[byte % len(raw)] ^= 1 << bit

@@ -19,6 +19,7 @@ ACTIONS: dict[str, str] = {
     "exit": "the process ends at once with exit code `value`",
     "error": "an OSError; `value` is its name, such as ENOSPC or EIO",
     "flip": "bit `bit` of element `element` of the tensor whose name holds `tensor`",
+    "set": "that element becomes `value`, such as nan",
     "skip": "the caller leaves out what it was about to do, such as a message",
     "double": "the caller does it twice",
     "short": "the caller writes only half of it",
@@ -40,8 +41,8 @@ class Fault:
         times: how often at most, in one attempt.
         purpose: of the message; empty for any.
         value: of the action.
-        tensor: part of the name of one, for `flip`.
-        element: of that tensor, for `flip`.
+        tensor: part of the name of one, for `flip` and `set`.
+        element: of that tensor.
         bit: of that element, for `flip`, from 0, the lowest.
     """
 
@@ -68,8 +69,8 @@ class Fault:
             raise unknown(self.action, str(self.value), named[self.action])
         if self.action in ("sleep", "loop", "gil", "exit") and isinstance(self.value, str):
             raise UsageError(f"{self.action} at {self.point} needs a number as value")
-        if self.action == "flip" and not self.tensor:
-            raise UsageError(f"flip at {self.point} needs the name of a tensor")
+        if self.action in ("flip", "set") and not self.tensor:
+            raise UsageError(f"{self.action} at {self.point} needs the name of a tensor")
 
 
 @dataclass(frozen=True)

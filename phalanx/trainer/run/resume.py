@@ -5,8 +5,10 @@ from functools import partial
 from pathlib import Path
 
 from phalanx.core.errors import CheckpointError, PhalanxError, UsageError
+from phalanx.data.skips import Skips
 from phalanx.trainer import faults
 from phalanx.trainer.checkpoint import Checkpoint, newest, open_verified
+from phalanx.trainer.checkpoint.index import whole
 from phalanx.trainer.checkpoint.manifest import read_manifest
 from phalanx.trainer.checkpoint.names import steps
 from phalanx.trainer.run.continuity import (
@@ -51,6 +53,8 @@ def take_up(session: Session, resume: Resume) -> int:
             refuse_changes(found, str(path))
         jump = learning_rate_jump(checkpoint.state, session.run.recipe)
         step = restore(session.engine, checkpoint)
+        if not found:  # of other text or other batches they say nothing
+            session.training.skips = Skips.from_json(checkpoint.state.get("skips", ()))
     faults.point("resume.after", step=step)
     text = f"resumed {path.name} under {session.run.layout}"
     session.events.tell("resume", text, step=step, checkpoint=str(path))
@@ -106,8 +110,9 @@ def _set_stale_aside(checkpoints: Path, events: EventLog) -> None:
     """
     highest = 0
     for step, path in reversed(steps(checkpoints)):
-        with suppress(CheckpointError, OSError):  # whatever is wrong with it is told by `newest`
-            fence = int(read_manifest(path).state.get("fence", 0))
+        # whatever is wrong with it is told by `newest`
+        with suppress(CheckpointError, OSError, TypeError):
+            fence = whole(read_manifest(path).state.get("fence", 0))
             if fence >= highest:
                 highest = fence
                 continue

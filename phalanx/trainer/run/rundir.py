@@ -22,13 +22,14 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from phalanx.core.errors import PhalanxError, RefusedError, UsageError, unknown
 from phalanx.core.run import Run
 from phalanx.core.timeline import Timeline
-from phalanx.trainer.run.report import StepMetrics, Summary, Validation, finite
+from phalanx.trainer.run.report import Summary, Validation, finite
 
 LOCK = ".lock"
 FENCE = ".fence"
@@ -133,26 +134,25 @@ class RunDirectory:
         document = {"schema": 1, **environment, "earlier": earlier}
         write_text(path, json.dumps(document, indent=2) + "\n")
 
-    def write_step(self, metrics: StepMetrics) -> None:
-        """Add one line to the metrics, at once."""
-        line = json.dumps(metrics.to_json(), allow_nan=False) + "\n"
-        with _writing(self.metrics_file), self.metrics_file.open("a", encoding="utf-8") as file:
-            file.write(line)
-
     def write_validation(self, found: Validation) -> None:
-        """Add what was measured to the line of its step, which is the last one, if it is there."""
+        """Add what was measured to the line of its step, which is the last one, if it is there.
+
+        Where that is not possible, the line stays as it was.
+        """
         if not self.metrics_file.exists():
             return
-        with _writing(self.metrics_file), self.metrics_file.open("r+b") as file:
+        with _writing(self.metrics_file), self.metrics_file.open("r+b", buffering=0) as file:
             start = _last_line(file)
             file.seek(start)
-            line = file.read().decode(errors="replace")
-            if _step_of(line) != found.step:
+            line = file.read()
+            if _step_of(line.decode(errors="replace")) != found.step:
                 return
             measured = {"validation_loss": finite(found.loss), "validation_seconds": found.seconds}
-            file.seek(start)
-            file.write((json.dumps(json.loads(line) | measured) + "\n").encode())
-            file.truncate()
+            try:
+                _replace_end(file, start, (json.dumps(json.loads(line) | measured) + "\n").encode())
+            except OSError:
+                _replace_end(file, start, line)
+                raise
 
     def forget_after(self, step: int) -> None:
         """Drop the metrics of later steps, which are about to be done again, and torn lines."""
@@ -214,7 +214,7 @@ class RunDirectory:
 
     def last_step(self) -> int:
         """How many steps the metrics say are done; -1 where they say nothing."""
-        with suppress(OSError), self.metrics_file.open("rb") as file:
+        with suppress(OSError), self.metrics_file.open("rb", buffering=0) as file:
             file.seek(_last_line(file))
             return _step_of(file.read().decode(errors="replace"))
         return -1
@@ -362,12 +362,20 @@ def _last_written(path: Path) -> float:
     return max(file.stat().st_mtime for file in files if file.exists())
 
 
-def _last_line(file: BinaryIO) -> int:
+def _last_line(file: FileIO) -> int:
     """Where the last line of a file begins, in bytes."""
     size = file.seek(0, os.SEEK_END)
     tail = max(size - MOST_LINE_BYTES, 0)
     file.seek(tail)
     return tail + file.read()[:-1].rfind(b"\n") + 1
+
+
+def _replace_end(file: FileIO, start: int, text: bytes) -> None:
+    """Let a file end with `text`, from byte `start` on."""
+    file.seek(start)
+    while text:
+        text = text[file.write(text) :]
+    file.truncate()
 
 
 def _step_of(line: str) -> int:

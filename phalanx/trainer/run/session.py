@@ -1,7 +1,7 @@
 """Everything that one rank of a running training needs, opened in order."""
 
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -20,8 +20,11 @@ from phalanx.trainer.precision.dtypes import Dtypes
 from phalanx.trainer.run.events import EventLog
 from phalanx.trainer.run.limits import refuse_untrainable
 from phalanx.trainer.run.meter import Meter, find_peak, from_rank_0
+from phalanx.trainer.run.metrics_file import MetricsFile
 from phalanx.trainer.run.report import Reporter, RunInfo, Silent
 from phalanx.trainer.run.rundir import RunDirectory
+from phalanx.trainer.run.saves import Saves
+from phalanx.trainer.run.shared import AT_HAND, PATIENCE, require_shared
 from phalanx.trainer.run.state import own_pieces
 from phalanx.trainer.run.text import open_text
 from phalanx.trainer.run.worker import Worker
@@ -45,6 +48,10 @@ class Session:
         meter: of this session.
         fence: the number of this start, on rank 0; a later one may not write before it has ended.
         proof: for the summary.
+        saves: what became of the saver's work; None where nothing is written.
+        metrics: where each step is written; None where there is no directory.
+        went_back: why it went back to a checkpoint, each reason once.
+        rolled_back: after which steps it went back before a spike.
     """
 
     run: Run
@@ -60,6 +67,10 @@ class Session:
     meter: Meter
     fence: int = 0
     proof: str = ""
+    saves: Saves | None = None
+    metrics: MetricsFile | None = None
+    went_back: set[str] = field(default_factory=set)
+    rolled_back: list[int] = field(default_factory=list)
 
 
 def open_session(
@@ -82,6 +93,9 @@ def open_session(
     main = worker.rank == 0
     reporter = reporter if main else Silent()
     events = _events(directory if main else None, reporter)
+    saver = _saver(directory, run, mesh, events, worker) if directory else None
+    if saver:
+        saver.prepare(own_pieces(engine))
     session = Session(
         run=run,
         worker=worker,
@@ -89,11 +103,13 @@ def open_session(
         training=text.training,
         validation=text.held_out,
         corpus=text.corpus,
-        saver=_saver(directory, run, mesh, events) if directory else None,
+        saver=saver,
         directory=directory if main else None,
         reporter=reporter,
         events=events,
         meter=Meter(run, find_peak(mesh, run.layout.precision)),
+        saves=Saves(saver, events) if saver else None,
+        metrics=MetricsFile(directory.metrics_file, events.note) if directory and main else None,
     )
     if run.weights:
         _tell_of_weights(session)
@@ -104,8 +120,12 @@ def _events(directory: RunDirectory | None, reporter: Reporter) -> EventLog:
     return EventLog(directory.events_file if directory else None, reporter.on_event)
 
 
-def _saver(directory: RunDirectory, run: Run, mesh: Mesh, events: EventLog) -> Saver:
+def _saver(
+    directory: RunDirectory, run: Run, mesh: Mesh, events: EventLog, worker: Worker
+) -> Saver:
     attempt = str(from_rank_0(secrets.token_hex(8), mesh))
+    patience = AT_HAND if worker.local_ranks == worker.ranks else PATIENCE
+    require_shared(directory.checkpoints, attempt, mesh, patience)
     return Saver(
         directory.checkpoints,
         run.layout.rank_at(mesh.at),
@@ -114,6 +134,7 @@ def _saver(directory: RunDirectory, run: Run, mesh: Mesh, events: EventLog) -> S
         keep_every=run.recipe.keep_every,
         attempt=attempt,
         on_event=partial(events.tell, "save"),
+        finite=True,
     )
 
 
@@ -137,8 +158,11 @@ def _tell_of_weights(session: Session) -> None:
             totals[name] = totals.get(name, 0) + count
     for name, count in sorted(totals.items()):
         session.events.note(
-            f"{folder}: {count:,} values of {name} are nan or infinite; training goes on with them"
+            f"{folder}: {count:,} values of {name} are nan or infinite; training goes on with "
+            "them, and what is saved is not held against that"
         )
+    if session.saver and totals:
+        session.saver.finite = False
 
 
 def describe_session(session: Session, first: int) -> RunInfo:

@@ -1,6 +1,7 @@
 """Measures the loss on held-out text between steps, and stops in between if it is asked to."""
 
 import time
+from functools import partial
 
 import torch
 
@@ -40,8 +41,9 @@ def validate(session: Session, done: int) -> bool:
     loss, seconds = LossSum(nats, tokens).mean, time.perf_counter() - start
     session.meter.validations.append(Validation(done, loss, seconds))
     session.reporter.on_validation(done, loss)
-    if session.directory:
-        session.directory.write_validation(session.meter.validations[-1])
+    if session.directory and session.metrics:
+        found = session.meter.validations[-1]
+        session.metrics.amend(partial(session.directory.write_validation, found))
     return False
 
 
