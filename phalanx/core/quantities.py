@@ -248,5 +248,14 @@ _TEXTS = (
     Quantity("default", "text", "where nobody gives it"),
     Quantity("values", "text", "what it can be"),
     Quantity("example", "text", "as it is written"),
+    Quantity("state", "text", "of the page: the query of its address"),
+    Quantity("inputs", "{key: value}", "of the page, those with their defaults included"),
+    Quantity("unknown", "{key: text}", "what the query has and the page does not know"),
+    Quantity("problems", "texts", "what of the query could not be read"),
+    Quantity(
+        "records",
+        "{id: object}",
+        "value, text, unit, formula, substituted, source, verdict and reason of each number",
+    ),
 )
 QUANTITIES = (*_SECONDS, *_SHARES, *_BYTES, *_RATES, *_COUNTS, *_TRAINING, *_TEXTS)
