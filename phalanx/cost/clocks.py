@@ -45,12 +45,22 @@ TWO_AND_ONE = Axes()
 
 
 def stack_params(block: LayerSizes, layers: int) -> int:
-    """Weights that the model of this page moves: 2 h E f L."""
+    """Weights that the model of this page moves: 2 h E f L.
+
+    Args:
+        block: sizes of the layer.
+        layers: L.
+    """
     return 2 * block.h * block.E * block.f * layers
 
 
 def estimated_params(block: LayerSizes, layers: int) -> float:
-    """Weights with gate and attention, 3 h E f L + 2.5 h^2 L; `ModelShape.params` is exact."""
+    """Weights with gate and attention, 3 h E f L + 2.5 h^2 L; `ModelShape.params` is exact.
+
+    Args:
+        block: sizes of the layer.
+        layers: L.
+    """
     return 3 * block.h * block.E * block.f * layers + 2.5 * block.h * block.h * layers
 
 
@@ -59,6 +69,11 @@ def tensor_width(ridge: float, t: int, G: int = 0) -> float:
 
     The ring factor: of X = t/G domains, (X - 1)/X of the bytes leave one. Source: scaling book,
     chapter 12, "Tensor Parallelism".
+
+    Args:
+        ridge: FLOP/s over bytes/s.
+        t: tp.
+        G: ranks of a domain; 0 where there is none.
     """
     return ridge * (t - G if t > G else t)
 
@@ -69,6 +84,12 @@ def mixed_best_dp(T: float, f: float, n: int, axes: Axes = TWO_AND_ONE) -> float
         sqrt(T/f M_dp/M_tp n)
 
     Source: scaling book, chapter 5, "Combining FSDP and Tensor Parallelism".
+
+    Args:
+        T: tokens per step.
+        f: ffn width.
+        n: ranks.
+        axes: torus axes of dp and of tp.
     """
     return sqrt(T / f * axes.dp / axes.tp * n)
 
@@ -81,12 +102,26 @@ def mixed_floor(f: float, ridge: float, axes: Axes = TWO_AND_ONE, *, overlap: bo
 
     Source: scaling book, chapter 5; the current edition overlaps, the edition of February 2025
     did not.
+
+    Args:
+        f: ffn width.
+        ridge: FLOP/s over bytes/s.
+        axes: torus axes of dp and of tp.
+        overlap: whether both kinds of messages travel at once.
     """
     return (1 if overlap else 4) * ridge * ridge / (axes.dp * axes.tp * f)
 
 
 def mixed_ratio(T: float, f: float, n: int, ridge: float, axes: Axes = TWO_AND_ONE) -> float:
-    """Arithmetic over communication at the best mix: sqrt(T f M_dp M_tp / n) / ridge."""
+    """Arithmetic over communication at the best mix: sqrt(T f M_dp M_tp / n) / ridge.
+
+    Args:
+        T: tokens per step.
+        f: ffn width.
+        n: ranks.
+        ridge: FLOP/s over bytes/s.
+        axes: torus axes of dp and of tp.
+    """
     return sqrt(T * f * axes.dp * axes.tp / n) / ridge
 
 
@@ -94,6 +129,13 @@ def data_clocks(block: LayerSizes, T: float, n: int, peak: float, bandwidth: flo
     """Backward of one layer under data parallelism over n ranks: 8 T h k f / (n C), 8 h E f / W.
 
     ZeRO sharding has the same ratio in forward and in backward.
+
+    Args:
+        block: sizes of the layer.
+        T: tokens per step.
+        n: ranks.
+        peak: C, FLOP/s of one rank.
+        bandwidth: bytes/s of the collective.
     """
     return Clocks(
         8 * T * block.h * block.k * block.f / (n * peak),
@@ -102,7 +144,15 @@ def data_clocks(block: LayerSizes, T: float, n: int, peak: float, bandwidth: flo
 
 
 def tensor_clocks(block: LayerSizes, T: float, t: int, peak: float, bandwidth: float) -> Clocks:
-    """Forward of one layer under tp = t: 4 T h k f / (t C), and 4 T h / W to gather and scatter."""
+    """Forward of one layer under tp = t: 4 T h k f / (t C), and 4 T h / W to gather and scatter.
+
+    Args:
+        block: sizes of the layer.
+        T: tokens per step.
+        t: tp.
+        peak: C, FLOP/s of one rank.
+        bandwidth: bytes/s of the collective.
+    """
     return Clocks(4 * T * block.h * block.k * block.f / (t * peak), 4 * T * block.h / bandwidth)
 
 
@@ -112,6 +162,14 @@ def mixed_clocks(
     """Forward of one layer on a torus of dp x tp chips, both kinds of messages at once.
 
     4 h E f / (tp W M_dp)   weights        4 T h / (dp W M_tp)   activations
+
+    Args:
+        block: sizes of the layer.
+        T: tokens per step.
+        mesh: dp and tp.
+        axes: torus axes of dp and of tp.
+        peak: C, FLOP/s of one rank.
+        bandwidth: bytes/s of the collective.
     """
     dp, tp = mesh
     weights = 4 * block.h * block.E * block.f / (tp * bandwidth * axes.dp)
@@ -131,6 +189,13 @@ def expert_clocks(
     A token goes to at most k of e ranks, and a domain receives it once. k counts routed choices
     here: give a block without shared experts. Source: scaling book, chapter 12, "Expert
     Parallelism" and "AllToAlls".
+
+    Args:
+        block: sizes of the layer.
+        T: tokens per step.
+        e: ep.
+        peak: C, FLOP/s of one rank.
+        fabric: the switched cluster.
     """
     moved = 4 * T * block.h
     local = moved * (e - 1) / (e * fabric.local) * min(block.k / e, 1)
@@ -142,6 +207,12 @@ def expert_width(ridge: float, e: int, G: int, k: int) -> float:
     """Smallest f that hides ep = e over more than one domain: ridge (e - G) min(G/e, 1/k).
 
     Small e: ridge (e - G)/k. Large e: near G ridge, however large e is.
+
+    Args:
+        ridge: FLOP/s over bytes/s.
+        e: ep.
+        G: ranks of a domain; 0 where there is none.
+        k: experts that a token visits.
 
     Raises:
         UsageError: e stays inside one domain.
@@ -167,6 +238,13 @@ def pipeline_hops(h: int, T: float, p: int, m: int, bandwidth: float) -> Hops:
     """Forward messages of a pipeline: m + p - 2 hops of 2 T h / (m W) seconds.
 
     Source: scaling book, chapter 12, "Pipeline Parallelism".
+
+    Args:
+        h: hidden.
+        T: tokens per step.
+        p: pipeline ranks.
+        m: micro-batches.
+        bandwidth: bytes/s of the collective.
     """
     return Hops(max(m + p - 2, 0) if p > 1 else 0, 2 * T * h / (m * bandwidth))
 
@@ -175,17 +253,34 @@ def matmul_output_bytes(shape: ModelShape, tokens: float) -> float:
     """Bytes of the outputs of the three MLP matrices of every block: 2 L T (h + 2 f).
 
     The scaling book's "three checkpoints per layer" (chapter 5, question 2), in 16 bits.
+
+    Args:
+        shape: the model.
+        tokens: in all.
     """
     return 2.0 * shape.layers * tokens * (shape.hidden + 2 * shape.ffn)
 
 
 def seconds_for(tokens: float, flops_per_token: float, peak: float, share: float) -> float:
-    """How long `tokens` take at a utilization of `share`."""
+    """How long `tokens` take at a utilization of `share`.
+
+    Args:
+        tokens: in all.
+        flops_per_token: FLOP of one token.
+        peak: C, FLOP/s of one rank.
+        share: utilization.
+    """
     return tokens / rate_from_share(share, flops_per_token, peak)
 
 
 def share_from_rate(tokens_per_second: float, flops_per_token: float, peak: float) -> float:
-    """Utilization of a measured rate: tokens/s x FLOP per token / peak."""
+    """Utilization of a measured rate: tokens/s x FLOP per token / peak.
+
+    Args:
+        tokens_per_second: measured.
+        flops_per_token: FLOP of one token.
+        peak: C, FLOP/s of one rank.
+    """
     return tokens_per_second * flops_per_token / peak
 
 
@@ -200,6 +295,13 @@ def switched_clocks(
 
     The inner tp makes the outer gather faster only once it spans more than one domain. Source:
     scaling book, chapter 12, "Reductions when array is sharded over a separate axis".
+
+    Args:
+        block: sizes of the layer.
+        T: tokens per step.
+        mesh: dp and tp.
+        peak: C, FLOP/s of one rank.
+        fabric: the switched cluster.
 
     Returns:
         Seconds of arithmetic, of what FSDP gathers, and of what tp gathers and scatters.
