@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from phalanx import __version__
-from phalanx.cli.stream import lose, open_closed_streams, report_error
+from phalanx.cli.stream import LossyStream, lose, open_closed_streams, report_error
 from phalanx.core.errors import PhalanxError, UsageError, unknown
 
 COMMANDS = {
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _require_text(words)
         code = _dispatch(words)
-        sys.stdout.flush()
+        LossyStream(sys.stdout).flush()  # the exit code is that of the command, also unread
         return code
     except BrokenPipeError:  # whoever read our output has seen enough
         lose(sys.stdout)
