@@ -116,6 +116,10 @@ def word(
 def show(value: float, unit: str) -> str:
     """A number with its unit, as the page prints it.
 
+    Args:
+        value: the number.
+        unit: see `number`.
+
     Example:
         >>> show(2550.0, "tokens"), show(95e9, "bytes"), show(0.404, "share")
         ('2,550', '95 GB', '40.4 %')
