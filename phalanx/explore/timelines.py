@@ -29,7 +29,7 @@ class Pace(NamedTuple):
     times: float = 1.0
 
 
-class Cell(NamedTuple):
+class DrawnPass(NamedTuple):
     """One pass as it is drawn."""
 
     rank: int
@@ -54,7 +54,7 @@ class Drawn(NamedTuple):
 
     name: str
     title: str
-    cells: tuple[Cell, ...]
+    cells: tuple[DrawnPass, ...]
     levels: tuple[tuple[tuple[float, int], ...], ...]
     found: Occupancy
     peak: tuple[int, ...]
@@ -107,7 +107,7 @@ def drawn(name: str, p: int, m: int, v: int, pace: Pace) -> Drawn:
         for stage in rank_stages
     }
     cells = tuple(
-        Cell(rank, start / end, lasts / end, FIRST[a.kind] + first[a.stage], a.microbatch)
+        DrawnPass(rank, start / end, lasts / end, FIRST[a.kind] + first[a.stage], a.microbatch)
         for rank, row in enumerate(spans)
         for start, lasts, a in row
         if lasts > 0
