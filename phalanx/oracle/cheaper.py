@@ -126,8 +126,9 @@ def _climb(random: Random, worth: Worths, spec: CaseSpec, missing: int, most: in
 def _needed(worth: Worths, specs: Sequence[CaseSpec], wanted: int) -> list[CaseSpec]:
     """Without those, the dearest first, whose pairs all meet elsewhere."""
     left = sorted(specs, key=lambda spec: -worth(spec).cost)
-    for spec in list(left):
-        others = [other for other in left if other is not spec]
+    for behind in reversed(range(len(left))):
+        place = len(left) - 1 - behind
+        others = left[:place] + left[place + 1 :]
         if not wanted & ~worth.met(others):
             left = others
     return left
