@@ -111,7 +111,8 @@ def topic(name: str) -> Topic:
 def find(name: str) -> tuple[Topic, ...]:
     """Everything that a word may mean: `zero` is `layout.zero`, and a word of the glossary.
 
-    What other programs call a key leads to it: `max_grad_norm` is `recipe.clip`.
+    What other programs call a key leads to it: `max_grad_norm` is `recipe.clip`. A value leads to
+    the key that it is one of: `zb-v` is a `layout.schedule`.
 
     Args:
         name: a key with or without its table, a quantity, a word or a letter.
@@ -124,7 +125,9 @@ def find(name: str) -> tuple[Topic, ...]:
     exact = [t for t in topics() if t.name == meant or t.name.partition(".")[2] == wanted]
     folded = [t for t in topics() if t.name.lower() == wanted.lower()]
     of_table = [t for t in topics() if t.name.startswith(f"{wanted}.")]
-    found = tuple(dict.fromkeys([*exact, *folded, *of_table]))
+    keys = (t for t in topics() if t.kind.endswith("key"))
+    values = [t for t in keys if wanted in t.values.split(", ")]
+    found = tuple(dict.fromkeys([*exact, *folded, *of_table])) or tuple(values)
     if not found:
         raise _nobody_knows(wanted)
     return found
@@ -262,7 +265,9 @@ def attribute_texts(cls: type) -> dict[str, str]:
 def _values(name: str, hint: Any) -> str:
     """What a key can be, in words; a registry knows the names that it takes."""
     registry: Mapping[str, Callable[[], str]] = {
-        "layout.schedule": lambda: f"{', '.join(_schedules())}, or a .csv file of rows",
+        "layout.schedule": lambda: (
+            f"{', '.join(_schedules())}, a .csv file of rows, or module:attribute of a ScheduleSpec"
+        ),
         "layout.context": lambda: ", ".join(CONTEXTS),
         "layout.zero": lambda: "0, 1, 2, 3",
         "layout.stages": lambda: "whole numbers joined by +",

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from phalanx.core.cluster import Cluster
-from phalanx.core.errors import RefusedError, UsageError, unknown
+from phalanx.core.errors import RefusedError, require_type, unknown
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Run
@@ -43,8 +43,8 @@ def model_of(model: ModelLike) -> ModelShape:
         return model
     if isinstance(model, str):
         return load.model(model)
-    if not isinstance(model, Mapping):
-        raise _wrong("model", model, "a catalog name, a .toml file, a table or a ModelShape")
+    kinds = "a catalog name, a .toml file, a table or a ModelShape"
+    require_type("model", model, Mapping, kinds)
     name = str(model.get("name", "custom"))
     if name == "custom":
         return Run.from_tables({"model": model}).model
@@ -52,6 +52,22 @@ def model_of(model: ModelLike) -> ModelShape:
     known = load.model(name)
     checked = Run.from_tables({"model": {**_given(known), **sizes}}).model
     return replace(checked, name=known.name)
+
+
+def sizes_of(model: ModelLike) -> Mapping[str, object]:
+    """What is said about a model, as keys of the table [model].
+
+    Args:
+        model: as `model_of` takes it; of a table, its keys.
+
+    Raises:
+        UsageError: nobody knows the name.
+
+    Example:
+        >>> sizes_of({"layers": 2})
+        {'layers': 2}
+    """
+    return model if isinstance(model, Mapping) else _given(model_of(model))
 
 
 def _given(shape: ModelShape) -> dict[str, object]:
@@ -85,9 +101,8 @@ def cluster_of(cluster: ClusterLike) -> Cluster:
     if isinstance(cluster, Cluster):
         return cluster
     name = cluster.get("name") if isinstance(cluster, Mapping) else cluster
-    if not isinstance(name, str):
-        raise _wrong("cluster", cluster, "a name such as h100x64, a .toml file or a Cluster")
-    return load.cluster(name)
+    require_type("cluster", name, str, "a name such as h100x64, a .toml file or a Cluster")
+    return load.cluster(str(name))
 
 
 def layout_of(layout: LayoutLike) -> Layout:
@@ -105,11 +120,15 @@ def layout_of(layout: LayoutLike) -> Layout:
     """
     if isinstance(layout, Layout):
         return layout
-    if not isinstance(layout, str | Mapping):
-        raise _wrong("layout", layout, 'a line such as "dp=2 tp=4", a table or a Layout')
+    _require_layout(layout)
     read = Layout.parse(layout) if isinstance(layout, str) else Layout.from_mapping(dict(layout))
     find_schedule(read.schedule)
     return read
+
+
+def _require_layout(layout: object) -> None:
+    words = 'a line such as "dp=2 tp=4", a table or a Layout'
+    require_type("layout", layout, (str, Mapping, Layout), words)
 
 
 def layout_on(layout: LayoutLike, cluster: Cluster) -> Layout:
@@ -129,6 +148,7 @@ def layout_on(layout: LayoutLike, cluster: Cluster) -> Layout:
     """
     from phalanx.planner.explain import nearest_mesh
 
+    _require_layout(layout)
     words = _words(layout)
     rest = layout_of({key: value for key, value in words.items() if key not in ("dp", "shard")})
     if "dp" not in words and cluster.count % rest.ranks == 0:
@@ -153,11 +173,12 @@ def _words(layout: LayoutLike) -> dict[str, object]:
     return dict(layout)
 
 
-def tokens_of(tokens: str | float) -> float:
+def tokens_of(tokens: str | float, option: str = "--tokens") -> float:
     """A number of tokens.
 
     Args:
         tokens: a number, or a text such as 16M, 4Mi or 4e6.
+        option: what it is called where it cannot be read.
 
     Raises:
         UsageError: it cannot be read.
@@ -166,7 +187,8 @@ def tokens_of(tokens: str | float) -> float:
         >>> tokens_of("4Mi")
         4194304.0
     """
-    return parse_count(tokens, "--tokens") if isinstance(tokens, str) else float(tokens)
+    require_type(option, tokens, (str, int, float), "a number, or a text such as 16M")
+    return parse_count(tokens, option) if isinstance(tokens, str) else float(tokens)
 
 
 def run_of(run: RunLike) -> Run:
@@ -190,8 +212,7 @@ def run_of(run: RunLike) -> Run:
         return run
     if isinstance(run, str | Path):
         return load_run(Path(run), gpus=count_gpus)
-    if not isinstance(run, Mapping):
-        raise _wrong("run", run, "a run file, its tables or a Run")
+    require_type("run", run, Mapping, "a run file, its tables or a Run")
     tables: dict[str, object] = dict(run)
     if isinstance(tables.get("model"), str):
         tables["model"] = {"name": tables["model"]}
@@ -204,10 +225,7 @@ def framework_of(name: str) -> Framework:
     Raises:
         UsageError: nobody knows it.
     """
+    require_type("framework", name, str, "a name")
     if name not in FRAMEWORKS:
         raise unknown("framework", name, FRAMEWORKS)
     return FRAMEWORKS[name]
-
-
-def _wrong(what: str, value: object, kinds: str) -> UsageError:
-    return UsageError(f"{what} is {value!r}; it is {kinds}")

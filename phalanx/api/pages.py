@@ -40,7 +40,8 @@ def json_page() -> str:
         "Every command takes `--json`: stdout is then one document and nothing else. Results of",
         "functions in Python give the same by `to_dict()`. One quantity has one name in all of",
         "them, and one unit; `[]` after a name is a list, `{}` an object whose keys are data.",
-        "A command that fails prints `schema`, `error` and `exit_code`.",
+        "A command that fails prints `schema`, `error` and `exit_code`; one whose answer is no, as",
+        "`estimate` of a layout that does not fit or `verify` of one that is wrong, its document.",
         "Written by `python tools/pages.py`; edit `phalanx/api/documents.py` and",
         "`phalanx/core/quantities.py`.",
     ]

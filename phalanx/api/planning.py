@@ -91,7 +91,7 @@ def estimate_request(
     """
     tokens, batch = step
     for name, value in (("seq", seq), ("batch", batch)):
-        if value is not None:
+        if value is not None or name == "seq":
             require_whole(name, value)
     shape, devices = model_of(model), cluster_of(cluster)
     asked = layout_on(layout, devices)
@@ -141,6 +141,8 @@ def messages(
         >>> sorted({message.axis for message in sent})
         ['tensor', 'world']
     """
+    for name, value in (("batch", batch), ("seq", seq), ("rank", rank)):
+        require_whole(name, value)
     shape, named = model_of(model), layout_of(layout)
     asked = replace(named, precision=named.precision.on("bf16"))
     clip = 0.0 if is_asynchronous(asked) else 1.0  # stale updates have no norm of a step to clip by

@@ -99,7 +99,7 @@ class Plan:
         Raises:
             UsageError: no tokens, or failures so frequent that training never advances.
         """
-        wanted, assumed = tokens_of(tokens), conditions or Conditions()
+        wanted, assumed = tokens_of(tokens, "--train-tokens"), conditions or Conditions()
         for name, value in (("train_tokens", wanted), ("price", assumed.price)):
             if not value <= LARGEST[name]:
                 raise UsageError(f"{name} is {value:g}; it can be at most {LARGEST[name]:.0e}")

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from phalanx.core.errors import require_type
 from phalanx.core.html import html_table
 from phalanx.core.units import show_share
 from phalanx.planner.published.rows import read_rows
@@ -79,6 +80,7 @@ def published(path: str | Path) -> Published:
         >>> len(phalanx.published("benchmarks/published/runs_fit.csv").predictions) > 100
         True
     """
+    require_type("path", path, (str, Path), "the path of a CSV file")
     predictions = predict_all(read_rows(Path(path)))
     return Published(tuple(predictions), summarize(predictions))
 

@@ -8,7 +8,15 @@ from typing import TypedDict
 
 from phalanx.api.names import ClusterLike, ModelLike, cluster_of, framework_of, model_of, tokens_of
 from phalanx.core.cluster import Cluster
-from phalanx.core.errors import RefusedError, UsageError, divisors, require_whole, unknown
+from phalanx.core.errors import (
+    RefusedError,
+    UsageError,
+    divisors,
+    require_type,
+    require_whole,
+    shorten,
+    unknown,
+)
 from phalanx.core.layout import Layout
 from phalanx.core.precision import Precision
 from phalanx.core.run import Recipe, Run
@@ -80,7 +88,8 @@ def request_of(
         batch = sequences_per_step(wanted, seq, devices.count)
     else:
         wanted = float(batch * seq)
-    limits = read_limits(options.get("fixed", ""))
+    require_type("fixed", options.get("fixed", ""), str, 'a text such as "pp=4 tp=4|8"')
+    limits = fixed = read_limits(options.get("fixed", ""))
     if max_tp is not None:
         limits = both(limits, {"tp": frozenset(range(1, min(max_tp, devices.count) + 1))})
     request = Request(
@@ -95,7 +104,7 @@ def request_of(
     )
     if options.get("trainable", False):
         request = replace(request, limits=both(request.limits, trainable_limits(request)))
-    return request, tuple(_notes(request, wanted))
+    return request, (*_notes(request, wanted), *_left_out(request, fixed))
 
 
 def _require_sensible(name: str, value: float | None) -> None:
@@ -122,10 +131,21 @@ def _with_memory(cluster: Cluster, memory: str | float | None) -> Cluster:
         raise UsageError(
             f"memory is {memory}: {memory} what? write it as {memory}GB or {memory}GiB"
         )
+    require_type("memory", memory, (str, int, float), "bytes, or a text such as 76GiB")
     size = parse_bytes(memory, "memory") if isinstance(memory, str) else float(memory)
     if not 0 < size <= LARGEST["memory"]:
         raise UsageError(f"memory is {memory}; it can be at most {LARGEST['memory']:.0e}")
     return replace(cluster, accelerator=replace(cluster.accelerator, memory=size))
+
+
+def _left_out(request: Request, fixed: Limits) -> Iterator[str]:
+    """Degrees that were allowed beside others, and divide nothing."""
+    devices = dict.fromkeys(("dp", "pp", "tp", "cp"), request.cluster.count)
+    for key, whole in {**devices, "mb": request.batch}.items():
+        asked = sorted(int(str(value)) for value in fixed.get(key, ()))
+        if left := [value for value in asked if whole % value]:
+            what = "the batch" if key == "mb" else "the devices"
+            yield f"{key}={shorten(left)} does not divide {what}, {whole:,}, and is left out"
 
 
 def _notes(request: Request, wanted: float) -> Iterator[str]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from phalanx.core.errors import UsageError, unknown
+from phalanx.core.errors import UsageError, require_type, require_whole, unknown
 from phalanx.core.html import html_table
 from phalanx.core.schedule import Kind, Schedule
 from phalanx.core.timeline import Timeline
@@ -107,6 +107,8 @@ def schedule(
         >>> phalanx.schedule("gpipe", p=2, m=2).texts()
         [['0F0', '0F1', '0B0', '0B1'], ['1F0', '1F1', '1B0', '1B1']]
     """
+    for size, value in (("p", p), ("m", m), ("v", v)):
+        require_whole(size, value)
     return checked(unchecked(name, p, m, v if v > 1 else None), costs)
 
 
@@ -123,6 +125,7 @@ def unchecked(name: str, p: int | None, m: int | None, v: int | None) -> Schedul
         UsageError: nobody knows the name, or a file has other sizes.
         RefusedError: the schedule cannot be had in these sizes.
     """
+    require_type("schedule", name, str, "the name of one, or of a .csv file of rows")
     if not name.endswith(".csv"):
         return build(name, 4 if p is None else p, 8 if m is None else m, v)
     found = read_schedule(name)
@@ -168,5 +171,6 @@ def _costs(costs: Mapping[str, float]) -> dict[Kind, float]:
     for letter, cost in costs.items():
         if letter not in PRICED:
             raise unknown("kind of action", letter, PRICED)
+        require_type(f"the cost of {letter}", cost, (int, float), "a number of seconds")
         seconds[PRICED[letter]] = cost
     return seconds

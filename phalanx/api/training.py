@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 from phalanx.api.names import RunLike, run_of
 from phalanx.core.run import Run
+from phalanx.trainer.run.events import EventLog
 from phalanx.trainer.run.launch import launch, require_torch
 from phalanx.trainer.run.limits import refuse_untrainable
 from phalanx.trainer.run.report import Silent, Summary
+from phalanx.trainer.run.restart import Restarter
 from phalanx.trainer.run.rundir import RunDirectory
 
 if TYPE_CHECKING:
@@ -49,7 +51,12 @@ def train(run: RunLike, *, name: str = "", runs: str | Path = "runs") -> Summary
     refuse_untrainable(resolved)
     with RunDirectory.create(Path(runs), name) as directory:
         directory.write_run(resolved)
-        launch(train_one_rank, (resolved, directory), resolved.layout.ranks)
+        events = EventLog(directory.events_file)
+        restarter = Restarter(directory, resolved.recipe, events)
+        ranks = resolved.layout.ranks
+        launch(
+            train_one_rank, (resolved, directory), ranks, on_event=events.note, restarter=restarter
+        )
         document = json.loads(directory.summary_file.read_text(encoding="utf-8"))
     return Summary.from_dict(document)
 
@@ -65,6 +72,6 @@ def train_one_rank(worker: "Worker", run: Run, directory: RunDirectory) -> int:
     from phalanx.trainer.run.environment import describe_environment
     from phalanx.trainer.run.trainer import train as train_here
 
-    if worker.rank == 0:
+    if worker.rank == 0 and not worker.attempt:
         directory.write_environment(describe_environment(run.layout, worker.device))
     return train_here(worker, run, directory, Silent())

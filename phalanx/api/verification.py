@@ -7,8 +7,14 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from phalanx.api.names import LayoutLike, layout_of
-from phalanx.core.errors import LostMessageError, RefusedError, UsageError
+from phalanx.api.names import LayoutLike, ModelLike, layout_of, sizes_of
+from phalanx.core.errors import (
+    LostMessageError,
+    RefusedError,
+    UsageError,
+    require_type,
+    require_whole,
+)
 from phalanx.core.html import html_table
 from phalanx.core.layout import Layout
 from phalanx.data.synthetic import Masked
@@ -75,7 +81,7 @@ def verify(
     steps: int = 3,
     masked: Masked = "uneven",
     documents: bool = False,
-    model: Mapping[str, object] | None = None,
+    model: ModelLike | None = None,
     recipe: Mapping[str, object] | None = None,
 ) -> Verdict:
     """Take a few steps under each layout and on one device, and compare them.
@@ -89,7 +95,8 @@ def verify(
         steps: optimizer steps.
         masked: which targets do not count: none, unevenly many, or "holes".
         documents: pack several documents into each sequence.
-        model: keys of the table [model] that differ from the oracle's small Llama.
+        model: keys of the table [model] that differ from the oracle's small Llama; or a whole
+            model, by name or as a `ModelShape`.
         recipe: keys of the table [recipe] that differ.
 
     Returns:
@@ -106,10 +113,16 @@ def verify(
         >>> verdict.outcomes[0].errors["grad"] < 1e-10
         True
     """
+    require_whole("steps", steps)
     if steps < 1:
         raise UsageError(f"steps is {steps}; it is at least 1")
+    require_type("layout", layout, (str, Mapping, Layout, Sequence), "one layout, or several")
     layouts = [layout] if isinstance(layout, str | Mapping | Layout) else list(layout)
-    changes = {name: dict(keys) for name, keys in (("model", model), ("recipe", recipe)) if keys}
+    if not layouts:
+        raise UsageError("layout is empty; there is at least one layout to verify")
+    require_type("recipe", recipe or {}, Mapping, "a table of keys")
+    tables = {"model": sizes_of(model or {}), "recipe": recipe or {}}
+    changes = {name: dict(keys) for name, keys in tables.items() if keys}
     specs = [
         CaseSpec(str(layout_of(each)), masked=masked, documents=documents, tables=changes)
         for each in layouts

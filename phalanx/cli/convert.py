@@ -39,7 +39,13 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Find the checkpoint, write the folder, say what loads it."""
+    """Find the checkpoint, write the folder, say what loads it.
+
+    Raises:
+        UsageError: there is no such run or checkpoint, or none yet.
+        RefusedError: no model of Transformers computes what this one does, or the folder is in use.
+        CheckpointError: the checkpoint cannot be trusted.
+    """
     import torch
 
     from phalanx.trainer.model.huggingface import export_hf
@@ -99,10 +105,10 @@ def _home(source: Path) -> Path:
 
 
 def _checkpoint(source: Path) -> "Checkpoint":
-    from phalanx.trainer.checkpoint import Checkpoint, newest
+    from phalanx.trainer.checkpoint import newest, open_verified
 
     if not (source / "run.toml").is_file():
-        return Checkpoint.open(source)
+        return open_verified(source)
     found = newest(source / "checkpoints", lambda event: print(event, file=sys.stderr))
     if found is None:
         raise UsageError(f"{source} has no checkpoint yet; set recipe.checkpoint_every, or wait")

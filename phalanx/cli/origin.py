@@ -10,6 +10,7 @@ from phalanx.core.errors import RefusedError, UsageError
 from phalanx.core.run import Run
 from phalanx.trainer.run.continuity import Resume
 from phalanx.trainer.run.rundir import find_run, require_name
+from phalanx.trainer.run.started import started_again
 
 
 class Origin(NamedTuple):
@@ -55,6 +56,10 @@ def origin_of(args: Namespace) -> Origin:
 def require_same_model(run: Run, origin: Origin) -> None:
     """Refuse another model than the weights are of, also where all have the same shapes.
 
+    Args:
+        run: what is to be trained; the name of its model may be another.
+        origin: whose run file says what the weights are of; without one everything is accepted.
+
     Raises:
         RefusedError: naming the key.
     """
@@ -90,7 +95,8 @@ def _of_path(path: Path, args: Namespace) -> Origin:
     resume = Resume(str(path), may_differ=args.force)
     if args.name or stored is None:
         return Origin(True, args.runs_dir, args.name, resume, stored)
-    _require_newest(path, home.name)
+    if not started_again():
+        _require_newest(path, home.name)
     return Origin(False, home.parent, home.name, resume, stored)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.cli.estimate import framework_argument
 from phalanx.cli.table import format_argument
-from phalanx.core.errors import RefusedError
+from phalanx.core.errors import RefusedError, UsageError
 from phalanx.core.units import parse_bytes
 from phalanx.planner.goodput import DEVICE_HOURS_PER_FAILURE, RESTART_SECONDS
 
@@ -85,6 +85,7 @@ def run(args: Namespace) -> int:
     from phalanx.cli import plan_screen as screen
     from phalanx.cli.table import print_table
 
+    _require_sense(args)
     found = _plan(args)
     run_file = _run_file(args, found) if args.out else None
     if args.json:
@@ -100,6 +101,25 @@ def run(args: Namespace) -> int:
         apart = "" if best == str(run_file.layout) else ", the fastest that phalanx train runs"
         print(f"wrote {args.out}: {screen.short(run_file.layout)}{apart}", file=sys.stderr)
     return 0
+
+
+def _require_sense(args: Namespace) -> None:
+    """Refuse before the search what would only show after it.
+
+    Raises:
+        UsageError: conditions of a training that is not asked for, or no place for the run file.
+    """
+    conditions = {
+        "--price": args.price,
+        "--storage": args.storage,
+        "--device-hours": args.device_hours != DEVICE_HOURS_PER_FAILURE,
+        "--restart": args.restart != RESTART_SECONDS,
+    }
+    alone = [option for option, given in conditions.items() if given]
+    if alone and args.train_tokens is None:
+        raise UsageError(f"{alone[0]} is for a whole training; say how long it is: --train-tokens")
+    if args.out and (args.out.is_dir() or not args.out.absolute().parent.is_dir()):
+        raise UsageError(f"--out {args.out}: it is a file to write, in a folder that is there")
 
 
 def _plan(args: Namespace) -> "Plan":

@@ -14,6 +14,7 @@ share a file system.
 import json
 import signal
 import sys
+import traceback
 from argparse import Action, ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -25,26 +26,33 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from phalanx.api.runfile import load_run
 from phalanx.cli.console import Screen, open_console
 from phalanx.cli.origin import Origin, origin_of, require_same_model
-from phalanx.cli.stream import report_error, restore_terminal
+from phalanx.cli.stream import report_error, restore_terminal, say
 from phalanx.cli.trial import describe_resume, describe_run, refuse_untrainable, show_run
 from phalanx.core.errors import PhalanxError, UsageError
 from phalanx.core.run import Run
 from phalanx.trainer.run.continuity import Resume
+from phalanx.trainer.run.events import EventLog
 from phalanx.trainer.run.launch import (
     WarmStart,
     count_gpus,
     launch,
+    require_files,
     require_torch,
 )
+from phalanx.trainer.run.orphans import die_with_parent
 from phalanx.trainer.run.report import Reporter, Silent
+from phalanx.trainer.run.restart import Restarter
 from phalanx.trainer.run.room import Room
 from phalanx.trainer.run.rundir import RunDirectory, require_free
+from phalanx.trainer.run.signals import remembered
 from phalanx.trainer.run.started import Started, started_by
 
 if TYPE_CHECKING:
     from phalanx.trainer.run.worker import Worker
 
 INTERRUPTED = 75
+BATCH_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+DIRECTORY = "directory"  # of the run, in the store that all starts under torchrun share
 PRELOAD = ("phalanx.trainer.run.trainer", "phalanx.cli.console", __name__)
 
 
@@ -60,6 +68,7 @@ def arguments(parser: ArgumentParser) -> None:
     )
     force = "with --resume: go on also with other data, batch or seed, which is told"
     data = "learn from a text, a folder of texts, or a token file"
+    restarts = "start ranks again N times at most after one has died (recipe.max_restarts, 100)"
     prove = "first hold that many steps against one device, in fp64; stop if they differ"
     add = parser.add_argument
     add("run_file", nargs="?", type=Path, metavar="RUN.toml", help="what to train")
@@ -78,6 +87,7 @@ def arguments(parser: ArgumentParser) -> None:
     add("--from", dest="fork", metavar="PATH", help=fork)
     add("--force", action="store_true", help=force)
     add("--prove", type=int, default=0, metavar="STEPS", help=prove)
+    add("--max-restarts", type=int, metavar="N", help=restarts)
     add("--dry-run", action="store_true", help="check and show what would run; start nothing")
     add("--name", default="", help="of the run's folder; by default the time of day")
     add("--runs-dir", type=Path, default=Path("runs"), help="where runs are written (./runs)")
@@ -114,14 +124,16 @@ def run(args: Namespace) -> int:
     require_torch()
     warm = WarmStart()
     try:
-        with _stopping():
+        with _stopping(), remembered(BATCH_SIGNALS):
             return _train_here(args, origin, warm)
     except BaseException as error:
         warm.abandon()
         if not isinstance(error, _StopError):
             raise
-        message = "interrupted before the first step; nothing was written"
-        return report_error(message, INTERRUPTED, args.json)
+        if origin.fresh:  # 75 would promise that one can go on
+            message = "interrupted before the first step: there is nothing to resume"
+            return report_error(message, 1, args.json)
+        return report_error("interrupted before the first step", INTERRUPTED, args.json)
     finally:
         restore_terminal()
 
@@ -146,14 +158,27 @@ class Job:
 
 
 def train_one_rank(worker: "Worker", job: Job) -> int:
-    """What each rank does: all of it in `phalanx.trainer.run.trainer`, except for the screen."""
+    """What each rank does: all of it in `phalanx.trainer.run.trainer`, except for the screen.
+
+    Args:
+        worker: this process, joined with the others; rank 0 shows the run.
+        job: what the command hands to every rank.
+
+    Returns:
+        The exit code: 0, or 75 if it was asked to stop and saved.
+
+    Raises:
+        PhalanxError: with one line that says what to change.
+    """
     from phalanx.trainer.run.environment import describe_environment
     from phalanx.trainer.run.trainer import train
 
     reporter: Reporter = Silent()
     if worker.rank == 0:
         reporter = job.screen.reporter()
-        job.directory.write_environment(describe_environment(job.run.layout, worker.device))
+        if not worker.attempt:
+            environment = describe_environment(job.run.layout, worker.device)
+            job.directory.write_environment(environment)
     return train(worker, job.run, job.directory, reporter, job.resume, job.proof)
 
 
@@ -169,7 +194,7 @@ def _load(
         args.run_file or origin.stored,
         layout=args.layout,
         ranks=ranks,
-        sets=args.sets,
+        sets=[*args.sets, *_restarts(args)],
         data=args.data,
         gpus=gpus,
     )
@@ -178,16 +203,26 @@ def _load(
     return run, room
 
 
+def _restarts(args: Namespace) -> list[str]:
+    most = args.max_restarts
+    return [] if most is None else [f"recipe.max_restarts={most}"]
+
+
 def _train_here(args: Namespace, origin: Origin, warm: WarmStart) -> int:
     def count_gpus_meanwhile() -> int:
         warm.begin(PRELOAD)
         return count_gpus()
 
+    require_files(args.ranks or 1)  # before anything is started that would miss them
     run, _ = _load(args, origin, args.ranks, count_gpus_meanwhile)
+    require_files(run.layout.ranks)
     warm.begin(PRELOAD)
     with _directory(origin, run) as directory:
         job = Job(run, directory, origin.resume, _screen(args), _proof(args, run))
-        code = launch(train_one_rank, (job,), run.layout.ranks, _say_that_it_stops, _say)
+        events = EventLog(directory.events_file, _silent if args.quiet else _say)
+        restarter = Restarter(directory, run.recipe, events)
+        on_stop = _silent if args.quiet else _say_that_it_stops
+        code = launch(train_one_rank, (job,), run.layout.ranks, on_stop, events.note, restarter)
         _print_summary(args, directory)
     return code
 
@@ -208,6 +243,8 @@ def _run_as_started(args: Namespace, origin: Origin, started: Started) -> int:
     """Be one rank of those that torchrun or srun started; of several that fail, one speaks."""
     from phalanx.trainer.run.worker import exit_code, leave_a_note, work_here
 
+    if started.launcher == "torchrun":  # others may put a script in between, which ends first
+        die_with_parent()
     try:
         if args.prove:
             raise UsageError(
@@ -224,9 +261,20 @@ def _run_as_started(args: Namespace, origin: Origin, started: Started) -> int:
         started.tell_torch()
         return work_here(_train_one_rank_as_started, (run, args, origin))
     except Exception as error:
-        if leave_a_note(error):
-            raise
-        return exit_code(error)
+        _leave(error, as_json=args.json)
+
+
+def _leave(error: Exception, *, as_json: bool) -> NoReturn:
+    """End a rank that has failed: not by the usual way, where it would wait for the others."""
+    from phalanx.trainer.run.worker import describe, exit_code, leave, leave_a_note
+
+    if leave_a_note(error):
+        told = describe(error)
+        if told is None:
+            traceback.print_exception(error)
+        else:
+            report_error(told, exit_code(error), as_json)
+    leave(exit_code(error))
 
 
 def _train_one_rank_as_started(worker: "Worker", run: Run, args: Namespace, origin: Origin) -> int:
@@ -236,12 +284,25 @@ def _train_one_rank_as_started(worker: "Worker", run: Run, args: Namespace, orig
     with ExitStack() as stack:
         told: list[Any] = [None]
         if worker.rank == 0:
-            told[0] = stack.enter_context(_directory(origin, run))
+            told[0] = stack.enter_context(_directory(_known(origin, worker), run))
+            if worker.job is not None:
+                worker.job.set(DIRECTORY, str(told[0].path.absolute()))
         dist.broadcast_object_list(told)
         code = train_one_rank(worker, Job(run, told[0], origin.resume, _screen(args)))
         if worker.rank == 0:
             _print_summary(args, told[0])
     return code
+
+
+def _known(origin: Origin, worker: "Worker") -> Origin:
+    """Where the run is that torchrun has started again: an earlier start has opened its folder."""
+    if not worker.attempt or worker.job is None:
+        return origin
+    if not worker.job.check([DIRECTORY]):  # it died before it could
+        fresh = origin.fresh and not (origin.runs / origin.name / "run.toml").exists()
+        return origin._replace(fresh=fresh) if origin.name else origin
+    path = Path(worker.job.get(DIRECTORY).decode())
+    return origin._replace(fresh=False, runs=path.parent, name=path.name)
 
 
 def _show_dry_run(args: Namespace, origin: Origin, run: Run, room: Room) -> int:
@@ -277,35 +338,36 @@ class _StopError(BaseException):
 
 @contextmanager
 def _stopping() -> Iterator[None]:
-    """Clean up at any signal that ends the command, until the ranks are watched over.
+    """Clean up when somebody interrupts the command before the ranks are watched over.
 
-    Not KeyboardInterrupt: Python remembers one that passed through `exec`, as in the dataclasses
-    of a library, and then ends by SIGINT whatever the exit code was to be.
+    What batch systems send waits until then: the ranks take a step and save, so that the run can
+    go on. It is not KeyboardInterrupt: Python remembers one that passed through `exec`, as in the
+    dataclasses of a library, and then ends by SIGINT whatever the exit code was to be.
     """
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
         raise _StopError
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, stop) for number in numbers}
+    before = signal.signal(signal.SIGINT, stop)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        signal.signal(signal.SIGINT, before)
 
 
 def _print_summary(args: Namespace, directory: RunDirectory) -> None:
     if args.json:
-        print(directory.summary_file.read_text(encoding="utf-8"), end="")
+        say(directory.summary_file.read_text(encoding="utf-8").rstrip("\n"), sys.stdout)
 
 
 def _say(event: str) -> None:
-    print(event, file=sys.stderr)
+    restore_terminal()  # rank 0 may have died with its live line on it
+    say(event)
+
+
+def _silent(event: str = "") -> None:
+    """What happens is in the folder of the run."""
 
 
 def _say_that_it_stops() -> None:
-    print(
-        "\nstopping: this step ends, then a checkpoint is saved; Ctrl-C again to leave without",
-        file=sys.stderr,
-    )
+    say("\nstopping: this step ends, then a checkpoint is saved; Ctrl-C again to leave without")

@@ -16,6 +16,7 @@ from phalanx.trainer.run.continuity import (
     identity,
     learning_rate_jump,
     refuse_changes,
+    require_progress,
     require_steps,
 )
 from phalanx.trainer.run.room import Room, refuse_too_large
@@ -43,7 +44,19 @@ def refuse_untrainable(run: Run, local_ranks: int) -> Room:
 
 
 def describe_run(run: Run, room: Room) -> dict[str, Any]:
-    """The facts of a run that can be told without starting it."""
+    """The facts of a run that can be told without starting it.
+
+    Args:
+        run: every value, resolved.
+        room: bytes that the run needs of this machine, and those that are free.
+
+    Returns:
+        Fields of the document of a dry run, see `docs/json.md`.
+
+    Raises:
+        DataError: the corpus cannot be read, or is too short.
+        UsageError: the documents of the corpus are to be kept apart and cannot be told.
+    """
     corpus = open_text(run).training.corpus
     recipe, layout = run.recipe, run.layout
     return {
@@ -77,13 +90,21 @@ def describe_resume(run: Run, origin: Origin) -> dict[str, Any]:
 
     The checkpoint is believed here; the start reads every byte of it, and may take the one before.
 
+    Args:
+        run: every value, resolved.
+        origin: where it starts from.
+
+    Returns:
+        `resumes`, a path or None, and `notes`, a line for every value that has changed.
+
     Raises:
         RefusedError: the run would not see the samples that come next.
         UsageError: it ends before the checkpoint.
+        CheckpointError: the checkpoint's manifest is damaged, or says nothing of a run.
     """
     if origin.resume is None:
         return {}
-    from phalanx.trainer.checkpoint.manifest import read_manifest
+    from phalanx.trainer.checkpoint.manifest import DamagedError, read_manifest
     from phalanx.trainer.checkpoint.names import steps
 
     path = origin.runs / origin.name
@@ -92,7 +113,12 @@ def describe_resume(run: Run, origin: Origin) -> dict[str, Any]:
         path = next((found for _, found in steps(path / "checkpoints")), path)
         if (path / "run.toml").exists():
             return {"resumes": None, "notes": ["there is no checkpoint yet: it starts anew"]}
-    state = read_manifest(path).state
+    try:
+        manifest = read_manifest(path)
+        require_progress(manifest)
+    except DamagedError as error:
+        raise DamagedError(f"{path}: {error}; the start would not take it") from error
+    state = manifest.state
     found = changes(state, identity(run, open_text(run).corpus))
     if not origin.resume.may_differ:
         refuse_changes(found, str(path))
@@ -102,7 +128,12 @@ def describe_resume(run: Run, origin: Origin) -> dict[str, Any]:
 
 
 def show_run(run: Run, facts: dict[str, Any]) -> RenderableType:
-    """The facts for a person."""
+    """The facts for a person.
+
+    Args:
+        run: every value, resolved.
+        facts: of `describe_run` and, if it goes on from something, of `describe_resume`.
+    """
     recipe, layout = run.recipe, run.layout
     rounds = facts["tokens"] / max(facts["corpus_tokens"], 1)
     rows = {

@@ -72,7 +72,7 @@ _WORDS: Mapping[str, str] = {
     "pipeline_parallel_size pp_degree pp_size",
     "layout.cp": "context_parallel context_parallel_degree context_parallel_size cp_size",
     "layout.ep": "ep_size expert_model_parallel_size expert_parallel expert_parallel_degree",
-    "layout.zero": "zero_stage",
+    "layout.zero": "fsdp fsdp2 fully_sharded_data_parallel zero_stage",
     "layout.v": "num_virtual_stages virtual_stages",
     "layout.mb": "mbs micro_batch micro_batch_size micro_bsz microbatch "
     "train_micro_batch_size_per_gpu",

@@ -17,7 +17,7 @@ from phalanx.core.precision import Precision
 from phalanx.core.recompute import MODES, NONE, SELECTIVE, Recompute
 from phalanx.cost.precision import as_operands
 from phalanx.cost.saved import Saved, Stack, block_saved, kept, mlp_saved
-from phalanx.cost.table import Column, Table
+from phalanx.cost.table import Column, Table, Which, some_rows
 
 BF16 = 2
 Pair = tuple[Column, Column]  # of a block without experts, and of one with them
@@ -48,10 +48,26 @@ class BlockMemory:
 
     @classmethod
     def known(cls, table: Table, stack: Stack, pairs: dict[str, Pair]) -> "BlockMemory":
-        """With pairs of which some have been found elsewhere, by name."""
+        """Blocks of which some pairs have been found elsewhere and need not be folded again.
+
+        Args:
+            table: the layouts.
+            stack: what the program keeps.
+            pairs: bytes of a block without and with experts, each a column of the table, under the
+                names of the properties that they stand for (`PAIRS`).
+        """
         found = cls(table, stack)
         found.__dict__.update(pairs)
         return found
+
+    def take(self, which: Which) -> "BlockMemory":
+        """Some of the rows, with what has been found of them."""
+        known = {name: self.__dict__[name] for name in PAIRS if name in self.__dict__}
+        pairs = {
+            name: (some_rows(dense, which), some_rows(routed, which))
+            for name, (dense, routed) in known.items()
+        }
+        return BlockMemory.known(self.table.take(which), self.stack, pairs)
 
     @cached_property
     def element(self) -> int:
@@ -236,6 +252,10 @@ def held_in_backward(table: Table, element: int) -> Column:
                                         arrives and leaves; 2 k between two ranks
         gather     w (q + (c + 2) k)    of all blocks at once, and c k of keys and values
         ulysses    e 2 (q + k)          of all tokens and of this rank's, before and after the trade
+
+    Args:
+        table: the layouts; tp, cp and context are used.
+        element: e, bytes of an activation; w is e, and at least 4.
     """
     shape, t, c, wide = table.model, table.tp, table.cp, max(element, 4)
     q = shape.heads // t * shape.qk_width

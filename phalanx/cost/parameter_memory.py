@@ -15,7 +15,7 @@ from phalanx.cost.params import copies
 from phalanx.cost.ranks import ParameterCounts, PipelineRanks, largest
 from phalanx.cost.saved import Stack
 from phalanx.cost.state import StateBytes
-from phalanx.cost.table import Column, Integers, Table, some_rows
+from phalanx.cost.table import Column, Table
 
 
 class WholeUnits(NamedTuple):
@@ -34,10 +34,6 @@ class WholeUnits(NamedTuple):
     first_block: Column = 0.0
     second_block: Column = 0.0
     embedding: Column = 0.0
-
-    def take(self, which: Integers) -> "WholeUnits":
-        """Some of the rows."""
-        return WholeUnits(*(some_rows(part, which) for part in self))
 
 
 @dataclass(frozen=True)
@@ -168,13 +164,22 @@ class ParameterMemory:
         )
 
     def gathered(self, params: Column) -> Column:
-        """Bytes of weights that come and go: the unit in use and the next one are whole."""
+        """Bytes of weights that come and go: the unit in use and the next one are whole.
+
+        Args:
+            params: elements of the units that are in use, a column. Weights that stay on the device
+                count as nothing here: under ZeRO-0 to 2, or without reshard.
+        """
         nvme = self.table.offload.test(lambda offload: offload.nvme)
         comes = (self.zero == 3) & self.table.reshard | nvme
         return params * np.where(comes, self.element, 0) if np.any(comes) else 0.0
 
     def whole(self, params: Column) -> Column:
-        """Bytes of gradients that are whole until they are reduced, under ZeRO-2 and 3."""
+        """Bytes of gradients that are whole until they are reduced, under ZeRO-2 and 3.
+
+        Args:
+            params: elements that have such gradients, a column.
+        """
         if not np.any(self.zero >= 2):
             return 0.0
         return params * np.where(self.zero >= 2, self.stack.gradient_bytes, 0.0)

@@ -159,7 +159,7 @@ def open_corpus(data: Data, vocab: int) -> Corpus:
 
 def _open(path: Path, data: Data, vocab: int) -> Corpus:
     if data.path and not path.exists():
-        raise DataError(f"data.path {data.path!r} does not exist; it can be {SOURCES}")
+        raise UsageError(f"data.path {data.path!r} does not exist; it can be {SOURCES}")
     if path.is_file() and path.suffix.lower() in TOKENS:
         return _open_tokens(path, data, vocab)
     if data.separator >= 0:

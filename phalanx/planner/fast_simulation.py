@@ -88,7 +88,13 @@ def _play(order: Levels, costs: Mapping[Kind, Floats], hops: Floats) -> Floats:
 
 @lru_cache(maxsize=256)
 def levels(name: str, p: int, m: int, v: int | None) -> Levels:
-    """Sort the actions of a schedule into levels.
+    """Sort the actions of a schedule into levels; the last 256 answers are kept.
+
+    Args:
+        name: of the schedule.
+        p: pipeline ranks.
+        m: micro-batches.
+        v: stages per rank; None for as few as it can have.
 
     Raises:
         UsageError: nobody knows the name.
@@ -134,35 +140,23 @@ def _number(schedule: Schedule) -> _Numbered:
     """Number the actions, find what each waits for, and so its level."""
     m, depth, stages = schedule.m, schedule.depth, schedule.num_stages
     codes = {kind: code for code, kind in enumerate(KINDS)}
-    kind: list[int] = []
-    stage: list[int] = []
-    made: list[int] = []
-    wanted: list[int] = []
-    before: list[int] = []
-    for row in schedule.rows:
-        for position, action in enumerate(row):
-            s, code, i = action[0], codes[action[1]], action[2]
-            before.append(len(kind) - 1 if position else -1)
-            kind.append(code)
-            stage.append(s)
-            forward, backward = code == 0, code in (1, 2)
-            place = s * m + i if forward else (stages + s) * m + i
-            made.append(place if forward or backward else -1)
-            if forward:
-                wanted.append(place - m if s % depth else -1)
-            else:
-                wanted.append(place + m if backward and (s + 1) % depth else -1)
+    actions = [action for row in schedule.rows for action in row]
+    count = len(actions)
+    stage = np.fromiter((action[0] for action in actions), np.intp, count)
+    kind = np.fromiter((codes[action[1]] for action in actions), np.intp, count)
+    micro = np.fromiter((action[2] for action in actions), np.intp, count)
+    forward, backward = kind == 0, (kind == 1) | (kind == 2)
+    # forward through a stage makes what its place says; backward the same, behind all forwards
+    place = np.where(forward, stage, stages + stage) * m + micro
     maker = np.full(2 * stages * m + 1, -1, dtype=np.intp)
-    places = np.array(made, dtype=np.intp)
-    maker[places[places >= 0]] = np.flatnonzero(places >= 0)
-    needs = maker[np.array(wanted, dtype=np.intp)]
-    return _Numbered(
-        kind=np.array(kind, dtype=np.intp),
-        stage=np.array(stage, dtype=np.intp),
-        before=np.array(before, dtype=np.intp),
-        needs=needs,
-        level=_level(schedule, needs.tolist()),
-    )
+    makes = np.flatnonzero(forward | backward)
+    maker[place[makes]] = makes
+    ahead = np.where(forward & (stage % depth > 0), place - m, -1)
+    wanted = np.where(backward & ((stage + 1) % depth > 0), place + m, ahead)
+    needs = maker[wanted]
+    before = np.arange(count) - 1
+    before[np.cumsum([0, *map(len, schedule.rows[:-1])])] = -1
+    return _Numbered(kind, stage, before, needs, _level(schedule, needs.tolist()))
 
 
 def _level(schedule: Schedule, needs: list[int]) -> Integers:

@@ -46,7 +46,13 @@ class RankKinds:
 
     @classmethod
     def of(cls, shape: ModelShape, layouts: Sequence[Layout]) -> "RankKinds":
-        """Those of layouts that say schedule, pp, v and stages."""
+        """The kinds of rank of each pipeline, in the order of the layouts.
+
+        Args:
+            shape: the model.
+            layouts: of each its schedule, pp, v and stages. Where a stage has no layers, ranks hold
+                nothing: it is refused elsewhere.
+        """
         found = [_kinds(shape, layout) for layout in layouts]
         most = max((len(places) for _, places in found), default=2)
         columns = {field.name: [] for field in fields(PipelineRanks)}  # type: ignore[var-annotated]
@@ -62,7 +68,7 @@ class RankKinds:
             schedules=tuple(layout.schedule for layout in layouts),
             blocks=PipelineRanks(**{name: np.array(column) for name, column in columns.items()}),
             place=np.array(padded, dtype=np.int64),
-            copies=np.array([placement(layout).copies for layout in layouts], dtype=np.int64),
+            copies=np.array([_copies(shape, layout) for layout in layouts], dtype=np.int64),
             first_dense=np.array([_first(ranks)[0] for ranks, _ in found], dtype=np.int64),
             first_routed=np.array([_first(ranks)[1] for ranks, _ in found], dtype=np.int64),
             number=np.array([len(places) for _, places in found], dtype=np.int64),
@@ -124,12 +130,21 @@ class RankKinds:
             yield names[codes[start]], slice(int(start), int(stop))
 
 
+def _is_empty(shape: ModelShape, layout: Layout) -> bool:
+    """Whether a stage has no layers: then it is refused before it is priced."""
+    return num_stages(layout) > shape.layers and not layout.stages
+
+
+def _copies(shape: ModelShape, layout: Layout) -> int:
+    return 1 if _is_empty(shape, layout) else placement(layout).copies
+
+
 def _kinds(shape: ModelShape, layout: Layout) -> tuple[PipelineRanks, list[int]]:
     """All ranks of one pipeline, and the places of those that differ."""
     p = layout.pp
-    if num_stages(layout) > shape.layers and not layout.stages:  # refused before it is priced
-        nothing = np.zeros(p, dtype=np.int64)
-        return PipelineRanks(*(nothing,) * 8, sizes=np.zeros((p, 1), dtype=np.int64)), [0, p - 1]
+    if _is_empty(shape, layout):
+        nothing = np.zeros(2, dtype=np.int64)
+        return PipelineRanks(*(nothing,) * 8, sizes=np.zeros((2, 1), dtype=np.int64)), [0, 1]
     ranks = ranks_of(shape, layout)
     in_flight = spec_of(layout).peak_in_flight(p, p, chunks(layout))
     early = in_flight[-1] <= in_flight[0]  # which ranks hold more: early, or late ones

@@ -4,9 +4,9 @@ A search and its refinements ask here. Pipelines are priced by the closed formul
 schedules; see `ScheduleSpec.makespan`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import reduce
+from functools import cached_property, reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -59,10 +59,32 @@ class Few(NamedTuple):
 
     @classmethod
     def of(cls, kinds: RankKinds, table: Table, variant: Integers) -> "Few":
-        """Those of a table of shape (few, 1)."""
+        """Those of a table, with what their ranks hold.
+
+        Args:
+            kinds: of the pipeline ranks.
+            table: columns of shape (few, 1).
+            variant: the pipeline of each row among the kinds, of shape (few,).
+        """
         several = range(kinds.kinds(variant))
         blocks = tuple(kinds.blocks_of(variant, kind).tall for kind in several)
         return cls(kinds, table, variant, blocks, ParameterCounts.of(table, blocks[0].together))
+
+    def take(self, which: Integers) -> "Few":
+        """Some of them."""
+        return Few(
+            self.kinds,
+            self.table.take(which),
+            self.variant[which],
+            tuple(blocks.take(which) for blocks in self.blocks),
+            self.params.take(which),
+        )
+
+    @property
+    def ends(self) -> Holdings:
+        """Of their pipelines, what messages ask beside the units of a rank."""
+        copies = self.kinds.copies[self.variant][:, None]
+        return Holdings({}, copies, self.blocks[0].together > 0)
 
     @property
     def units(self) -> Column:
@@ -71,27 +93,50 @@ class Few(NamedTuple):
         return (first[:, None] + (self.table.pp == 1)) * self.table.v
 
 
+class HeldParameters(NamedTuple):
+    """Bytes of parameters of ranks, for each kind of rank.
+
+    Attributes:
+        state: that stay, of shape (few, shardings).
+        whole: units that are whole.
+    """
+
+    state: tuple[Floats, ...]
+    whole: tuple[WholeUnits, ...]
+
+    def over(self, best: np.ufunc) -> "HeldParameters":
+        """The least or the most over all ways to shard, of shape (few, 1).
+
+        Args:
+            best: np.minimum or np.maximum.
+        """
+
+        def fold(column: Column) -> Column:
+            return best.reduce(column, axis=1, keepdims=True) if np.ndim(column) else column
+
+        whole = (WholeUnits(*map(fold, units)) for units in self.whole)
+        return HeldParameters(tuple(map(fold, self.state)), tuple(whole))
+
+
 @dataclass(frozen=True)
 class ShardedRows:
     """What depends on degrees, sharding and blocks of a rank alone: a small table of its own.
 
     Attributes:
+        workload: what is trained, and on what.
+        few: the layouts.
         zero, shards: the ways to shard.
-        state: bytes that stay, for each kind of rank.
-        whole: units that are whole, for each kind of rank.
+        held: bytes of parameters.
         kept: parameters that the optimizer of the busiest rank moves.
-        around: seconds of what ZeRO sends around each unit; none where it sends nothing there.
-        exchange: what is sent once a step.
         refused: what cannot be sharded so, by reason, where there is some.
     """
 
+    workload: Workload
+    few: Few
     zero: Integers
     shards: Integers
-    state: tuple[Floats, ...]
-    whole: tuple[WholeUnits, ...]
+    held: HeldParameters
     kept: Floats
-    around: dict[UnitName, Passes]
-    exchange: Exchange
     refused: dict[str, Booleans]
 
     @classmethod
@@ -102,7 +147,7 @@ class ShardedRows:
         sharding: tuple[Integers, Integers],
         new: frozenset[str],
     ) -> "ShardedRows":
-        """Bytes of parameters and seconds of the data axis, for some ways to shard.
+        """Bytes of parameters for some ways to shard.
 
         Args:
             workload: what is trained, and on what.
@@ -110,14 +155,86 @@ class ShardedRows:
             sharding: stages that really shard, and the ranks that share a copy.
             new: keys of a layout by which it has not been refused yet.
         """
-        framework, (zero, shards) = workload.framework, sharding
+        zero, shards = sharding
         table = replace(few.table, zero=zero, shards=shards)
-        held = [
-            ParameterMemory(table, blocks, few.params, framework.stack, zero)
-            for blocks in few.blocks
-        ]
-        ends = Holdings({}, few.kinds.copies[few.variant][:, None], few.blocks[0].together > 0)
-        messages = messages_of(table, framework, axes=_of_step(workload), held=ends)
+        stack, ours = workload.framework.stack, workload.framework.sends_as_ledger
+        held = [ParameterMemory(table, blocks, few.params, stack, zero) for blocks in few.blocks]
+        kept = [np.where(zero > 0, h.parameters_kept, h.shared + h.experts) for h in held]
+        shape = (len(few.variant), shards.shape[1])
+        known = frozenset(field.name for field in fields(Layout)) - new
+        return cls(
+            workload=workload,
+            few=few,
+            zero=zero,
+            shards=shards,
+            held=HeldParameters(
+                tuple(np.broadcast_to(sum(h.state), shape) for h in held),
+                tuple(h.whole_units for h in held),
+            ),
+            kept=np.broadcast_to(reduce(np.maximum, kept), shape),
+            refused={
+                reason: np.broadcast_to(clashes, shape)
+                for reason, clashes in refused(table, known, new, ours=ours)
+                if np.any(clashes)
+            },
+        )
+
+    @cached_property
+    def allowed(self) -> Booleans:
+        """What can be sharded so, of shape (few, shardings)."""
+        found = np.ones((len(self.few.variant), self.shards.shape[1]), dtype=np.bool_)
+        for clashes in self.refused.values():
+            found &= ~clashes
+        return found
+
+    @cached_property
+    def bounds(self) -> tuple[HeldParameters, HeldParameters]:
+        """The least and the most that ranks hold, over all ways to shard."""
+        return self.held.over(np.minimum), self.held.over(np.maximum)
+
+    def sent(self, place: Integers) -> "ShardingSeconds":
+        """What rows send to share the weights; priced once for each of the few that occurs.
+
+        Args:
+            place: of every row among the few, of shape (rows,).
+
+        Returns:
+            Seconds, of shape (rows, shardings) or what broadcasts to it.
+        """
+        some, inverse = np.unique(place, return_inverse=True)
+        few, alone = self.few.take(some), len(self.few.variant) == 1
+        zero, shards = (
+            column if alone else some_rows(column, some) for column in (self.zero, self.shards)
+        )
+        return ShardingSeconds.of(self.workload, few, (zero, shards)).take(inverse)
+
+
+class ShardingSeconds(NamedTuple):
+    """Seconds of the data axis and its like.
+
+    Attributes:
+        around: of what ZeRO sends around each unit; none where it sends nothing there.
+        exchange: of what is sent once a step.
+    """
+
+    around: Seconds
+    exchange: Exchange
+
+    @classmethod
+    def of(
+        cls, workload: Workload, few: Few, sharding: tuple[Integers, Integers]
+    ) -> "ShardingSeconds":
+        """Those of some layouts, with some ways to shard them.
+
+        Args:
+            workload: what is trained, and on what.
+            few: the layouts.
+            sharding: stages that really shard, and ranks that share a copy; both broadcast to
+                (few, shardings).
+        """
+        zero, shards = sharding
+        table, framework = replace(few.table, zero=zero, shards=shards), workload.framework
+        messages = messages_of(table, framework, axes=_of_step(workload), held=few.ends)
         routes = Routes(table, framework, workload.fabric)
         units = Units(workload, table, few.params, messages, routes)
         first = few.blocks[0]
@@ -127,32 +244,16 @@ class ShardedRows:
             "routed block": first.routed,
             "head": first.last,
         }
-        kept = [np.where(zero > 0, h.parameters_kept, h.shared + h.experts) for h in held]
-        shape = (len(few.variant), shards.shape[1])
-        known = frozenset(field.name for field in fields(Layout)) - new
-        ours = framework.sends_as_ledger
-        return cls(
-            zero=zero,
-            shards=shards,
-            state=tuple(np.broadcast_to(sum(h.state), shape) for h in held),
-            whole=tuple(h.whole_units for h in held),
-            kept=np.broadcast_to(reduce(np.maximum, kept), shape),
-            around={unit: units.around(unit) for unit in UNITS if np.any(zero >= 2)},
-            exchange=StepMessages(messages, counts, routes).exchange(few.units),
-            refused={
-                reason: np.broadcast_to(clashes, shape)
-                for reason, clashes in refused(table, known, new, ours=ours)
-                if np.any(clashes)
-            },
-        )
+        around = {unit: units.around(unit) for unit in UNITS if np.any(zero >= 2)}
+        return cls(around, StepMessages(messages, counts, routes).exchange(few.units))
 
-    def allowed(self, place: Integers) -> Booleans:
-        """Which rows can be sharded so."""
-        shape = (len(place), self.shards.shape[1])
-        found = np.ones(shape, dtype=np.bool_)
-        for clashes in self.refused.values():
-            found &= ~clashes[place]
-        return found
+    def take(self, which: Integers) -> "ShardingSeconds":
+        """Some of the rows."""
+        around = {
+            unit: Passes(*(some_rows(column, which) for column in passes))
+            for unit, passes in self.around.items()
+        }
+        return ShardingSeconds(around, self.exchange.take(which))
 
 
 @dataclass(frozen=True)
@@ -190,7 +291,15 @@ class Pipelines:
         )
 
     def seconds(self, units: Seconds) -> Floats:
-        """From the first forward to the last backward, with such seconds of each unit."""
+        """From the first forward to the last backward, by the closed formulas.
+
+        Args:
+            units: seconds of one micro-batch through each unit, of shape (rows, 1) or
+                (rows, shardings).
+
+        Returns:
+            Of the common shape.
+        """
         table, shape = self.table, self.workload.shape
         every = units["dense block"].times(shape.layers - shape.moe_layers)
         if shape.is_moe:
@@ -212,14 +321,12 @@ class Pipelines:
     def step_seconds(self, group: ShardedRows) -> Floats:
         """One optimizer step, of shape (rows, shardings)."""
         workload, place, table = self.workload, self.place, self.table
-        units = dict(self.inner)
-        for unit, around in group.around.items():
+        sent, units = group.sent(place), dict(self.inner)
+        for unit, around in sent.around.items():
             if unit in units:
-                sent = Passes(*(some_rows(column, place) for column in around))
-                units[unit] = units[unit].plus(weights_shown(workload, units[unit], sent))
-        exchange = group.exchange.take(place)
+                units[unit] = units[unit].plus(weights_shown(workload, units[unit], around))
         body = self.seconds(units) + optimizer_seconds(workload, table, group.kept[place])
-        for shown in exchange.shown(workload, self._budget(units)).values():
+        for shown in sent.exchange.shown(workload, self._budget(units)).values():
             body = body + shown
         lasts: Floats = body + with_jitter(workload, table, body)
         return lasts
@@ -256,16 +363,22 @@ def plain_moments(few: Few, of_block: BlockMemory, place: Integers, kind: int) -
 
 
 def peaks(
-    workload: Workload, plain: Sequence[PlainMoments], group: ShardedRows, place: Integers
+    workload: Workload, plain: Sequence[PlainMoments], held: HeldParameters, place: Integers
 ) -> Floats:
-    """Bytes of the worst rank, of shape (rows, shardings)."""
-    worst: Column = 0.0
-    for kind, rank in enumerate(plain):
-        whole = group.whole[kind].take(place)
-        here = rank.peak(whole, group.state[kind][place], workload.framework.stack)
-        worst = np.maximum(worst, here)
-    result: Floats = worst
-    return result
+    """Bytes of the worst rank, of shape (rows, shardings).
+
+    Args:
+        workload: for what the program loses beside it.
+        plain: bytes of every kind of rank beside its parameters.
+        held: its parameters, of the few layouts of which each row is one.
+        place: of every row among them.
+    """
+    stack = workload.framework.stack
+    ranks = zip(plain, held.whole, held.state, strict=True)
+    found: Iterator[Floats] = (
+        rank.peak(whole, state, place, stack) for rank, whole, state in ranks
+    )
+    return reduce(np.maximum, found)
 
 
 class Prices(NamedTuple):
@@ -310,7 +423,7 @@ def price_layouts(workload: Workload, layouts: Sequence[Layout]) -> Prices:
     back = np.argsort(order)
     return Prices(
         pipes.step_seconds(group)[back, 0],
-        peaks(workload, plain, group, place)[back, 0],
+        peaks(workload, plain, group.held, place)[back, 0],
         ~clashes[back, 0],
     )
 
@@ -318,8 +431,7 @@ def price_layouts(workload: Workload, layouts: Sequence[Layout]) -> Prices:
 def _pipelines(workload: Workload, few: Few, place: Integers) -> Pipelines:
     """Pipelines of a table, with the seconds of its units asked for directly."""
     table, framework = few.table, workload.framework
-    ends = Holdings({}, few.kinds.copies[few.variant][:, None], few.blocks[0].together > 0)
-    messages = messages_of(table, framework, held=ends)
+    messages = messages_of(table, framework, held=few.ends)
     routes = Routes(table, framework, workload.fabric)
     units = Units(workload, table, few.params, messages, routes)
     shape = table.dp.shape

@@ -73,8 +73,24 @@ class Ranked:
         return mesh_of(self.estimate.layout)
 
 
+class _Place(NamedTuple):
+    """A layout as it stands in a table, with its price: few become values."""
+
+    seconds: float
+    rows: Rows
+    row: int
+    zero: int
+    size: int
+
+
 class Candidate(NamedTuple):
-    """A layout with its price by the closed formulas."""
+    """A layout that may be among the best.
+
+    Attributes:
+        seconds: of a step, by the closed formulas until it is priced exactly.
+        variant: place of its schedule in `Space.variants`.
+        layout: all its keys.
+    """
 
     seconds: float
     variant: int
@@ -86,7 +102,7 @@ class Candidates:
 
     def __init__(self, where: Space) -> None:
         self._where = where
-        self._best: dict[tuple[int, ...], Candidate] = {}
+        self._best: dict[tuple[int, ...], _Place] = {}
         self._least = float("inf")
 
     def add(self, rows: Rows, group: ShardedRows, seconds: Floats) -> None:
@@ -108,12 +124,11 @@ class Candidates:
         keys = [np.broadcast_to(column, len(rows)) for column in columns]
         chosen = different([key[close] for key in keys], least=best[close]).first
         for row in close[chosen].tolist():
-            at = (int(table.dp[row]), *(int(key[row]) for key in keys))
+            at = (int(table.dp[0]), *(int(key[row]) for key in keys))
             known = self._best.get(at)
             if known is None or best[row] < known.seconds:
-                size = int(group.shards[0, shard[row]])
-                layout = self._where.layout(rows, row, int(group.zero[0, 0]), size)
-                self._best[at] = Candidate(float(best[row]), at[-1], layout)
+                zero, size = int(group.zero[0, 0]), int(group.shards[0, shard[row]])
+                self._best[at] = _Place(float(best[row]), rows, row, zero, size)
 
     @property
     def bar(self) -> float:
@@ -122,7 +137,11 @@ class Candidates:
 
     def fastest(self) -> list[Candidate]:
         """Those that are still close to the best, fastest first."""
-        close = [c for c in self._best.values() if c.seconds < self.bar]
+        close = [
+            Candidate(it.seconds, at[-1], self._where.layout(it.rows, it.row, it.zero, it.size))
+            for at, it in self._best.items()
+            if it.seconds < self.bar
+        ]
         return sorted(close, key=by_seconds)
 
 
@@ -185,7 +204,12 @@ def _plain(
 
 
 def rank_among(seconds: NDArray[np.float32], step_seconds: float) -> int:
-    """The place, from 1, of a layout of so many seconds among ascending prices."""
+    """The place, from 1, of a layout among all that fit.
+
+    Args:
+        seconds: prices of all, ascending.
+        step_seconds: of the layout; prices that differ by rounding to 32 bits are no better.
+    """
     return int(np.searchsorted(seconds, np.float32(step_seconds * (1 - EQUAL)))) + 1
 
 

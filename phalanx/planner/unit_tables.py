@@ -5,7 +5,9 @@ micro-batch, and on how experts are cut. Context and expert messages depend on c
 stand as well. So the formulas of `planner/units.py` are asked twice, for two small tables.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -34,6 +36,7 @@ from phalanx.planner.units import (
 Seconds = dict[UnitName, Passes]
 _REST = "all else"
 _BETWEEN = ("context", "expert")
+_ENDS: dict[str, UnitName] = {"embedding": "embedding", "head": "head", "tied head": "head"}
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,10 @@ class UnitTables:
     @classmethod
     def of(cls, where: Space, meshes: Rows) -> "UnitTables":
         """Price the units of some meshes.
+
+        Args:
+            where: the search.
+            meshes: degrees and micro-batch sizes, one row each.
 
         Raises:
             UsageError: attention is not fused; then a block does not depend on its tokens alone.
@@ -84,11 +91,10 @@ class UnitTables:
             rows: layouts.
             together: 1 where embedding and head are on one rank.
         """
-        mesh, sp, mode = self.place[rows.mesh], rows.table.sp * 1, rows.table.recompute.codes
+        at = _at(self.place, rows, self.units["head"].shape[1:])
 
         def of(unit: str) -> Floats:
-            found: Floats = self.units[unit][:, mesh, sp, mode][:, :, None]
-            return found
+            return self.units[unit].reshape(3, -1).take(at, axis=1)[:, :, None]
 
         head = of("head")
         if np.any(together):
@@ -133,7 +139,12 @@ class BlockTables:
 
     @classmethod
     def of(cls, where: Space, meshes: Rows) -> "BlockTables":
-        """Size the blocks of some meshes."""
+        """Size the blocks of some meshes.
+
+        Args:
+            where: the search; of it the recomputations, and what the program keeps.
+            meshes: degrees and micro-batch sizes, one row each.
+        """
         table, stack = meshes.table, where.workload.framework.stack
         first, place = different([table.tp, table.cp, table.mb])
         blocks = BlockMemory(_spread(where, table.take(first)), stack)
@@ -141,17 +152,50 @@ class BlockTables:
         pairs = {}
         for name in PAIRS:
             dense, routed = getattr(blocks, name)
-            pairs[name] = np.broadcast_to(dense, shape), np.broadcast_to(routed, shape)
+            spread = (np.ascontiguousarray(np.broadcast_to(x, shape)) for x in (dense, routed))
+            pairs[name] = next(spread), next(spread)
         return cls(pairs, place, stack)
 
     def blocks(self, rows: Rows) -> BlockMemory:
         """Those of every row, of shape (rows, 1)."""
-        at = self.place[rows.mesh], rows.table.sp * 1, rows.table.recompute.codes
+        at = _at(self.place, rows, self.pairs["saved"][0].shape)
         pairs = {
-            name: (dense[at][:, None], routed[at][:, None])
+            name: (dense.reshape(-1).take(at)[:, None], routed.reshape(-1).take(at)[:, None])
             for name, (dense, routed) in self.pairs.items()
         }
         return BlockMemory.known(rows.table.tall, self.stack, pairs)
+
+
+def _at(place: Integers, rows: Rows, shape: tuple[int, ...]) -> Integers:
+    """Where rows stand in tables of shape (meshes that differ, sp, recomputations)."""
+    _, switches, modes = shape
+    at: Integers = (place[rows.mesh] * switches + rows.table.sp) * modes
+    return at + rows.table.recompute.codes
+
+
+class MeshTables:
+    """What is found once for all meshes of a search.
+
+    Args:
+        where: the search.
+        meshes: degrees and micro-batch sizes.
+    """
+
+    def __init__(self, where: Space, meshes: Rows) -> None:
+        self._where, self._meshes = where, meshes
+
+    @cached_property
+    def units(self) -> UnitTables:
+        """Seconds of units."""
+        return UnitTables.of(self._where, self._meshes)
+
+    def blocks(self, rows: Rows) -> BlockMemory:
+        """What one block of every row saves and makes, of shape (rows, 1)."""
+        return self._blocks.blocks(rows)
+
+    @cached_property
+    def _blocks(self) -> BlockTables:
+        return BlockTables.of(self._where, self._meshes)
 
 
 class _Kernels:
@@ -164,38 +208,41 @@ class _Kernels:
             keys += [table.ep, (table.dp * table.cp % table.ep != 0) * 1]
         first, self.place = different(keys)
         small = _spread(where, table.take(first))
-        units = self._units(small, together=0)
-        self.loads: dict[str, tuple[Floats, Floats, Floats]] = {
-            unit: _load(units, unit) for unit in _units_of(where)
+        units = self._units(small)
+        self.blocks = {unit: _load(units, unit) for unit in _blocks_of(where)}
+        tied = self._units(small, together=1)
+        self.ends = {
+            name: self._total(_load(tied if name == "tied head" else units, unit))
+            for name, unit in _ENDS.items()
         }
-        self.loads["tied head"] = _load(self._units(small, together=1), "head")
 
-    def _units(self, table: Table, *, together: int) -> Units:
+    def _units(
+        self, table: Table, *, together: int = 0, axes: Sequence[str] = INSIDE_AXES
+    ) -> Units:
         workload = self._where.workload
         routes = Routes(table, workload.framework, workload.fabric)
         params = ParameterCounts.of(table, np.array(together))
-        messages = messages_of(table, workload.framework, axes=INSIDE_AXES, held=ends(together))
+        messages = messages_of(table, workload.framework, axes=axes, held=ends(together))
         return Units(workload, table, params, messages, routes)
 
     def with_messages(self, table: Table, place: Integers) -> dict[str, Floats]:
         """Add the messages between blocks, and wait for kernels to be launched."""
-        workload, units = self._where.workload, self._units(table, together=0)
-        shape = (len(place), 2, len(self._where.modes))
-        found: dict[str, Floats] = {}
-        for name, columns in self.loads.items():
-            rest, attention, launches = (Passes(*part[:, place]) for part in columns)
-            load = Load({_REST: rest, ATTENTION: attention}, {}, launches)
-            unit: UnitName = "routed block" if name == "routed block" else "dense block"
-            if name == unit:
-                load = units.with_messages(unit, load, _BETWEEN)
-            total = added_up(load.terms.values()).plus(starved(workload, load))
-            found[name] = np.stack([np.broadcast_to(column, shape) for column in total])
+        units = self._units(table, axes=_BETWEEN)
+        found = {name: total[:, place] for name, total in self.ends.items()}
+        for unit, load in self.blocks.items():
+            terms = {name: _rows(passes, place) for name, passes in load.terms.items()}
+            here = Load(terms, {}, _rows(load.launches, place))
+            found[unit] = self._total(units.with_messages(unit, here, _BETWEEN))
         return found
 
+    def _total(self, load: Load) -> Floats:
+        """Seconds of the three passes."""
+        passes = added_up(load.terms.values()).plus(starved(self._where.workload, load))
+        return np.stack(np.broadcast_arrays(*passes))
 
-def _units_of(where: Space) -> list[UnitName]:
-    units: list[UnitName] = ["embedding", "dense block", "head"]
-    return [*units, "routed block"] if where.workload.shape.is_moe else units
+
+def _blocks_of(where: Space) -> list[UnitName]:
+    return ["dense block", "routed block"] if where.workload.shape.is_moe else ["dense block"]
 
 
 def _spread(where: Space, table: Table) -> Table:
@@ -205,14 +252,20 @@ def _spread(where: Space, table: Table) -> Table:
     return replace(table.of_shape(-1, 1, 1), sp=sp, recompute=modes)
 
 
-def _load(units: Units, unit: UnitName) -> tuple[Floats, Floats, Floats]:
-    """All but attention, attention, and launches of a unit, each of shape (passes, table)."""
+def _load(units: Units, unit: UnitName) -> Load:
+    """Attention, all else, and launches of a unit, spread over the table."""
     load = units.load(unit, axes=tuple(axis for axis in INSIDE_AXES if axis not in _BETWEEN))
     attention = load.terms.pop(ATTENTION)
-    parts = (added_up(load.terms.values()), attention, load.launches)
+    terms = {_REST: added_up(load.terms.values()), ATTENTION: attention}
     shape = np.broadcast_shapes(
         units.table.tp.shape, units.table.sp.shape, units.table.recompute.codes.shape
     )
-    stacked = (np.stack([np.broadcast_to(column, shape) for column in part]) for part in parts)
-    rest, scores, launches = stacked
-    return rest, scores, launches
+
+    def spread(passes: Passes) -> Passes:
+        return Passes(*(np.broadcast_to(column, shape) for column in passes))
+
+    return Load({name: spread(part) for name, part in terms.items()}, {}, spread(load.launches))
+
+
+def _rows(passes: Passes, which: Integers) -> Passes:
+    return Passes(*(column[which] for column in passes))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phalanx.core.errors import RefusedError, UsageError
+from phalanx.core.errors import RefusedError, ScheduleError, UsageError
 from phalanx.core.schedule import Row, Schedule
 from phalanx.schedules.bubble import UNIT, Bubble, PaperBubble, PassSeconds
 from phalanx.schedules.formulas import Floats, Integers, Peaks, Pipes
@@ -78,6 +78,7 @@ class ScheduleSpec:
         Raises:
             UsageError: a size is below 1, or the rows would be too many to write out.
             RefusedError: the schedule cannot be had in these sizes.
+            ScheduleError: ordering the work failed.
         """
         v = self.chunks.least if v is None else v
         require_positive(p, m, v)
@@ -89,7 +90,17 @@ class ScheduleSpec:
         self.refuse(p, m, v)
         where = self.placement(p, v)
         stages = len(where.ranks) // p
-        return Schedule(self.name, p, m, stages, self.rows(p, m, v), where.ranks, where.copies)
+        return Schedule(self.name, p, m, stages, self._rows(p, m, v), where.ranks, where.copies)
+
+    def _rows(self, p: int, m: int, v: int) -> tuple[Row, ...]:
+        """The rows; of a schedule from elsewhere, whatever goes wrong in it is its own fault."""
+        try:
+            return self.rows(p, m, v)
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            raise ScheduleError(
+                f"schedule {self.name} cannot order p={p} m={m} v={v}: {what}; mend its rows"
+            ) from error
 
     def refuse(self, p: int, m: int, v: int) -> None:
         """Raise RefusedError where the schedule cannot be had in these sizes.

@@ -67,6 +67,19 @@ def test_a_key_is_found_without_its_table_and_a_table_by_its_name():
     assert {found.name for found in find("data")} >= {"data.path", "data.separator"}
 
 
+@pytest.mark.parametrize(
+    ("value", "key"),
+    [
+        ("zb-v", "layout.schedule"),
+        ("ring", "layout.context"),
+        ("swiglu", "model.activation"),
+        ("fsdp", "layout.zero"),
+    ],
+)
+def test_a_value_leads_to_its_key(value, key):
+    assert key in {found.name for found in find(value)}
+
+
 def test_an_unknown_key_is_answered_with_the_nearest():
     with pytest.raises(UsageError, match=r"did you mean recipe\.clip"):
         find("recipe.clp")

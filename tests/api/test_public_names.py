@@ -4,7 +4,6 @@ import doctest
 import importlib
 import inspect
 import json
-import pkgutil
 import resource
 import subprocess
 import sys
@@ -13,14 +12,14 @@ from pathlib import Path
 import pytest
 
 import phalanx
-import phalanx.api
 from phalanx.core.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "phalanx"
 PUBLIC = {
-    *("plan", "estimate", "messages", "verify", "train", "schedule", "published"),
+    *("plan", "estimate", "messages", "verify", "train", "schedule", "published", "checkpoints"),
     *("Layout", "ModelShape", "Cluster", "Run", "Recipe", "Schedule", "Message"),
-    *("Plan", "Estimate", "Verdict", "Summary", "Published"),
+    *("Plan", "Estimate", "Verdict", "Summary", "Published", "CheckpointList"),
     *("PhalanxError", "UsageError", "RefusedError", "ScheduleError", "DataError"),
     "CheckpointError",
 }
@@ -60,7 +59,7 @@ def test_planning_brings_no_torch():
     code = (
         "import phalanx; phalanx.estimate('llama-3.1-8b', 'h100x8', 'tp=8', batch=8, seq=1024); "
         "phalanx.schedule('1f1b', 2, 2); phalanx.messages('gpt-3-175b', 'tp=8', batch=1, seq=64); "
-        "phalanx.plan, phalanx.published"
+        "phalanx.plan, phalanx.published; phalanx.checkpoints('.')"
     )
     assert "torch" not in loaded(code)
 
@@ -100,13 +99,13 @@ def test_every_argument_of_a_public_function_is_typed_and_explained(name: str):
 
 
 def documented() -> list[doctest.DocTest]:
-    """Every example in the docstrings of the public names and of the rooms behind them."""
+    """Every example in the docstrings of the package."""
     finder = doctest.DocTestFinder(recurse=True, exclude_empty=True)
-    rooms = [f"phalanx.api.{module.name}" for module in pkgutil.iter_modules(phalanx.api.__path__)]
-    homes = {getattr(phalanx, name).__module__ for name in PUBLIC}
-    modules = ["phalanx", "phalanx.core.html", *rooms, *homes]
+    sources = [path for path in PACKAGE.rglob("*.py") if ">>> " in path.read_text(encoding="utf-8")]
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in sorted(sources)]
+    modules = [name.removesuffix(".__init__") for name in names]
     found = {}
-    for module in dict.fromkeys(modules):
+    for module in modules:
         for test in finder.find(importlib.import_module(module), module):
             if test.examples:
                 found[test.name] = test
@@ -171,6 +170,41 @@ def test_every_result_is_a_document_and_a_table(result):
     html = found._repr_html_()
     assert html.startswith("<table>")
     assert html.endswith("</table>")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: phalanx.estimate("gpt2", "h100x8", "tp=4", batch=8, seq=64, framework=3),
+        lambda: phalanx.estimate("gpt2", "h100x8", None, batch=8, seq=64),
+        lambda: phalanx.estimate("gpt2", "h100x8", "tp=4", batch=8, seq=None),
+        lambda: phalanx.messages("gpt2", "tp=2", batch=8, seq=64, rank="0"),
+        lambda: phalanx.plan("gpt2", "h100x8", tokens=[1]),
+        lambda: phalanx.plan("gpt2", "h100x8", batch=8, fixed=3),
+        lambda: phalanx.plan("gpt2", "h100x8", batch=8, memory=[3]),
+        lambda: phalanx.plan("gpt2", "h100x8", batch="8"),
+        lambda: phalanx.published(3),
+        lambda: phalanx.schedule("1f1b", "4", 8),
+        lambda: phalanx.schedule(3, 4, 8),
+        lambda: phalanx.schedule("1f1b", 4, 8, costs={"F": "x"}),
+        lambda: phalanx.train(3),
+        lambda: phalanx.verify([]),
+        lambda: phalanx.verify(3),
+        lambda: phalanx.verify("tp=2", steps="1"),
+        lambda: phalanx.verify("tp=2", model=3),
+        lambda: phalanx.verify("tp=2", recipe=3),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_answered_with_the_right_one(call):
+    with pytest.raises(UsageError, match=r" is \S+; it is |layout is empty"):
+        call()
+
+
+def test_a_whole_model_can_be_verified():
+    shape = phalanx.ModelShape(layers=1, hidden=16, heads=2, kv_heads=2, ffn=32, vocab=64)
+    verdict = phalanx.verify("tp=2", steps=1, model=shape)
+    assert verdict.passed
+    assert verdict.outcomes[0].case.run.model.hidden == 16
 
 
 def test_an_option_that_nobody_knows_is_said_with_the_nearest() -> None:

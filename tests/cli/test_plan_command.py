@@ -254,11 +254,15 @@ def test_every_price_is_what_estimate_says(phalanx):
         (2, (*EIGHT, "--memory", "0"), "80GB (80e9) or 76GiB"),
         (2, (*EIGHT, "--memory", "nan"), "80GB (80e9) or 76GiB"),
         (2, (*EIGHT, "--memory", "1e30"), "at most 1e+15"),
-        (2, (*EIGHT, "--price", "nan"), "price is nan"),
-        (2, (*EIGHT, "--price", "-1"), "price is -1"),
+        (2, (*EIGHT, "--train-tokens", "1T", "--price", "nan"), "price is nan"),
+        (2, (*EIGHT, "--train-tokens", "1T", "--price", "-1"), "price is -1"),
+        (2, (*EIGHT, "--price", "2"), "--price is for a whole training; say how long it is"),
+        (2, (*EIGHT, "--train-tokens", "-1"), "--train-tokens is '-1'; write it as 16M"),
+        (2, (*EIGHT, "--out", "/"), "--out /: it is a file to write"),
+        (2, (*EIGHT, "--out", "/nowhere/run.toml"), "in a folder that is there"),
         (2, (*EIGHT, "--train-tokens", "1e30"), "at most 1e+20"),
         (2, (*EIGHT, "--train-tokens", "0"), "positive and finite"),
-        (2, (*EIGHT, "--device-hours", "0"), "must be positive"),
+        (2, (*EIGHT, "--train-tokens", "1T", "--device-hours", "0"), "must be positive"),
         (2, (*EIGHT, "--fixed", "ppp=3"), "did you mean pp"),
         (2, (*EIGHT, "--fixed", "precision=bf16|fp8"), "one precision"),
         (2, (*EIGHT, "--fixed", "stages=16+16"), "the search leaves stages at its default"),
@@ -279,6 +283,12 @@ def test_a_question_without_an_answer_is_one_line(phalanx, code: int, words, mes
     assert (found, out) == (code, "")
     assert re.fullmatch(r"error: [^\n]+\n", err)
     assert message in err
+
+
+def test_a_degree_that_divides_nothing_is_named_where_others_do(phalanx):
+    code, out, _ = phalanx(*EIGHT, "--fixed", "pp=3|4", "--top", "1")
+    assert code == 0
+    assert "pp=3 does not divide the devices, 8, and is left out" in out
 
 
 # the limits of time and memory that a person waits within

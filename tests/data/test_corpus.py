@@ -273,7 +273,9 @@ def test_a_long_file_is_sampled_to_its_very_end(tmp_path, monkeypatch):
 
 
 def test_what_does_not_exist_says_what_can_be_given(tmp_path):
-    with pytest.raises(DataError, match=r"nothing.txt' does not exist; it can be a text file, a f"):
+    with pytest.raises(
+        UsageError, match=r"nothing.txt' does not exist; it can be a text file, a f"
+    ):
         opened(tmp_path / "nothing.txt", separator=0)
 
 

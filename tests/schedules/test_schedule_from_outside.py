@@ -6,6 +6,7 @@ It is named where Python finds it, as in `schedule=waves:WAVES`.
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,9 @@ import waves
 
 from phalanx.catalog import load
 from phalanx.cli.main import main
-from phalanx.core.errors import UsageError
+from phalanx.core.errors import ScheduleError, UsageError
 from phalanx.core.layout import Layout
-from phalanx.core.schedule import Kind
+from phalanx.core.schedule import Kind, Row
 from phalanx.oracle.cases import CaseSpec
 from phalanx.oracle.pool import RankPool
 from phalanx.oracle.verify import verify
@@ -45,6 +46,14 @@ steps = 2
 def test_it_is_found_by_its_module_and_its_name() -> None:
     assert find_schedule(NAME) is waves.WAVES
     assert Layout.parse(f"pp=2 schedule={NAME}").schedule == NAME
+
+
+def test_what_goes_wrong_in_its_rows_is_said_in_one_line() -> None:
+    def rows(p: int, m: int, v: int) -> tuple[Row, ...]:
+        return ((),)[m:][0]
+
+    with pytest.raises(ScheduleError, match=r"^schedule waves .* p=2 m=4 v=1: IndexError: .*$"):
+        replace(waves.WAVES, name="waves", rows=rows).build(2, 4)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from phalanx.core.errors import CheckpointError
+
 
 @dataclass(frozen=True)
 class Region:
@@ -58,6 +60,26 @@ class FlatRange:
         for offsets, sizes in _cut(self.box.sizes, self.start, self.stop):
             shifted = (a + b for a, b in zip(self.box.offsets, offsets, strict=True))
             yield Region(tuple(shifted), sizes)
+
+
+def check_part(label: str, shape: tuple[int, ...], part: FlatRange) -> None:
+    """Refuse a part that does not lie inside a tensor of this shape.
+
+    Raises:
+        CheckpointError: naming the tensor as `label`.
+    """
+    offsets, sizes = part.box.offsets, part.box.sizes
+    if not len(shape) == len(offsets) == len(sizes) or any(
+        a < 0 or n < 0 or a + n > whole for a, n, whole in zip(offsets, sizes, shape, strict=True)
+    ):
+        raise CheckpointError(
+            f"{label} has shape {shape}; a box of {sizes} at {offsets} does not lie inside it"
+        )
+    if not 0 <= part.start <= part.stop <= math.prod(sizes):
+        raise CheckpointError(
+            f"{label}: elements {part.start} to {part.stop} do not lie in a box of {sizes}, "
+            f"which has {math.prod(sizes)}"
+        )
 
 
 class Move(NamedTuple):

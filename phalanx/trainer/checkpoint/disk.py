@@ -1,8 +1,10 @@
 """Everything a save does to the disk, one method each, so that a test can stop it anywhere."""
 
+import errno
 import hashlib
 import os
 import shutil
+import stat
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from io import FileIO
@@ -78,5 +80,32 @@ def write_file(disk: Disk, path: Path, chunks: Iterable[memoryview]) -> Written:
 
 def hash_file(path: Path) -> str:
     """The sha256 of what is on the disk now."""
-    with path.open("rb", buffering=0) as file:
+    with open_plain(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def open_plain(path: Path) -> FileIO:
+    """Open a file that lies where it is said to lie, for reading.
+
+    A link is not followed, and a pipe or a device is not waited for.
+
+    Raises:
+        OSError: it is no plain file, or cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no plain file", str(path))
+    return FileIO(descriptor, "r")
+
+
+def plain_size(path: Path) -> int:
+    """Bytes of a file that lies where it is said to lie.
+
+    Raises:
+        OSError: it is no plain file, or is not there.
+    """
+    found = path.lstat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is no plain file", str(path))
+    return found.st_size

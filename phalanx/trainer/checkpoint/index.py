@@ -1,5 +1,6 @@
 """The index of a checkpoint: which file holds which elements, and that no element is missing."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,8 +8,8 @@ from itertools import combinations
 from typing import Any
 
 from phalanx.core.errors import CheckpointError
-from phalanx.trainer.checkpoint.box import FlatRange, Region
-from phalanx.trainer.checkpoint.piece import check_part
+from phalanx.trainer.checkpoint.box import FlatRange, Region, check_part
+from phalanx.trainer.checkpoint.names import KEY, WORD
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,13 @@ class Stored:
         """
         box = Region(_integers(row["offsets"]), _integers(row["sizes"]))
         stored = cls(
-            name=str(row["name"]),
-            field=str(row["field"]),
-            dtype=str(row["dtype"]),
+            name=matching(WORD, row["name"]),
+            field=matching(WORD, row["field"]),
+            dtype=matching(WORD, row["dtype"]),
             shape=_integers(row["shape"]),
-            part=FlatRange(box, int(row["start"]), int(row["stop"])),
-            file=str(row["file"]),
-            key=str(row["key"]),
+            part=FlatRange(box, whole(row["start"]), whole(row["stop"])),
+            file=matching(WORD, row["file"]),
+            key=matching(KEY, row["key"]),
         )
         check_part(stored.label, stored.shape, stored.part)
         return stored
@@ -139,5 +140,27 @@ def _check_boxes(first: Stored, boxes: Sequence[Region]) -> None:
         )
 
 
+def whole(value: object) -> int:
+    """A whole number from a file, as it stands there.
+
+    Raises:
+        TypeError: it is another kind of value.
+    """
+    if type(value) is not int:
+        raise TypeError(f"{value!r} is no whole number")
+    return value
+
+
+def matching(pattern: re.Pattern[str], value: object) -> str:
+    """A text from a file that is all of a pattern.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if not isinstance(value, str) or not pattern.fullmatch(value):
+        raise ValueError(f"{str(value)[:80]!r} is no name")
+    return value
+
+
 def _integers(values: Sequence[Any]) -> tuple[int, ...]:
-    return tuple(int(v) for v in values)
+    return tuple(whole(v) for v in values)

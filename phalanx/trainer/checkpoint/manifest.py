@@ -5,20 +5,25 @@ The last line is the sha256 of every byte before it, so a manifest knows when it
 
 import hashlib
 import json
+import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from phalanx.core.errors import CheckpointError
-from phalanx.trainer.checkpoint.disk import Written
-from phalanx.trainer.checkpoint.index import Stored
+from phalanx.trainer.checkpoint.disk import Written, open_plain
+from phalanx.trainer.checkpoint.index import Stored, matching, whole
 from phalanx.trainer.checkpoint.names import MANIFEST, SHARD
 
 SCHEMA = 1
+MOST_BYTES = 1 << 30  # of a manifest; that of 16,384 ranks has a tenth of it
 
 _TAIL = b'"sha256": "%s"\n}\n'
 _TAIL_BYTES = len(_TAIL % (b"0" * 64))
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_SHOWN = 300  # letters of what is wrong
 
 
 class DamagedError(CheckpointError):
@@ -65,29 +70,32 @@ class Manifest:
         if tail != _TAIL % hashlib.sha256(body).hexdigest().encode():
             raise DamagedError(f"{MANIFEST} does not match its own checksum")
         try:
-            table = json.loads(text)
+            table = strict_json(text)
             if table["schema"] == SCHEMA:
                 return cls._from_json(table)
         except (CheckpointError, KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DamagedError(f"{MANIFEST} is malformed: {error!r}") from error
+            raise DamagedError(f"{MANIFEST} is malformed: {shorter(repr(error))}") from error
         raise CheckpointError(
-            f"{MANIFEST} has schema {table['schema']}; this version of Phalanx reads {SCHEMA}. "
-            f"Use the version that wrote it"
+            f"{MANIFEST} has schema {shorter(str(table['schema']))}; this version of Phalanx reads "
+            f"{SCHEMA}. Use the version that wrote it"
         )
 
     @classmethod
     def _from_json(cls, table: Mapping[str, Any]) -> "Manifest":
         files = {
-            name: Written(int(file["bytes"]), str(file["sha256"]))
+            name: Written(whole(file["bytes"]), matching(_SHA256, file["sha256"]))
             for name, file in table["files"].items()
         }
         stored = tuple(Stored.from_json(row) for row in table["pieces"])
         for name in {*files, *(entry.file for entry in stored)}:
             if name not in files or not SHARD.fullmatch(name):
                 raise ValueError(f"file {name!r}")
-        if not isinstance(table["state"], dict):
+        step, state = whole(table["step"]), table["state"]
+        if not isinstance(state, dict):
             raise TypeError("state is no table")
-        return cls(int(table["step"]), table["state"], files, stored)
+        if not 0 <= step < 10**18 or state.get("step", step) != step:
+            raise ValueError(f"step {step}, and {state.get('step')} in state")
+        return cls(step, state, files, stored)
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -98,7 +106,11 @@ def read_manifest(path: Path) -> Manifest:
         CheckpointError: it is from another version of Phalanx, or may not be read.
     """
     try:
-        return Manifest.decode((path / MANIFEST).read_bytes())
+        with open_plain(path / MANIFEST) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > MOST_BYTES:
+                raise DamagedError(f"{MANIFEST} has {size:,} bytes; no manifest is as large")
+            return Manifest.decode(file.readall())
     except OSError as error:
         raise unreadable(error) from error
 
@@ -111,6 +123,27 @@ def unreadable(error: OSError) -> CheckpointError:
     if isinstance(error, FileNotFoundError):
         return DamagedError(f"{name} is missing")
     return DamagedError(f"{name} cannot be read ({error.strerror})")
+
+
+def strict_json(text: bytes) -> Any:
+    """Read JSON that one of our files holds: finite numbers only, and no deep nesting.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _refuse(word: str) -> float:
+    raise ValueError(f"{word} is no number of JSON")
+
+
+def shorter(text: str) -> str:
+    """A text of which a message shows no more than a line can hold."""
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def encode_state(state: Mapping[str, Any]) -> str:

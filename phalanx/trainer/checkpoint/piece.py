@@ -1,12 +1,11 @@
 """A piece: the elements of one tensor that one rank owns, and where they belong in the whole."""
 
-import math
 from dataclasses import dataclass
 
 import torch
 
 from phalanx.core.errors import CheckpointError
-from phalanx.trainer.checkpoint.box import FlatRange, Region
+from phalanx.trainer.checkpoint.box import FlatRange, Region, check_part
 
 DTYPES = {
     torch.float64: "F64",
@@ -75,23 +74,3 @@ class Piece:
     def dtype(self) -> str:
         """The element type, in the words of safetensors."""
         return DTYPES[self.data.dtype]
-
-
-def check_part(label: str, shape: tuple[int, ...], part: FlatRange) -> None:
-    """Refuse a part that does not lie inside a tensor of this shape.
-
-    Raises:
-        CheckpointError: naming the tensor as `label`.
-    """
-    offsets, sizes = part.box.offsets, part.box.sizes
-    if not len(shape) == len(offsets) == len(sizes) or any(
-        a < 0 or n < 0 or a + n > whole for a, n, whole in zip(offsets, sizes, shape, strict=True)
-    ):
-        raise CheckpointError(
-            f"{label} has shape {shape}; a box of {sizes} at {offsets} does not lie inside it"
-        )
-    if not 0 <= part.start <= part.stop <= math.prod(sizes):
-        raise CheckpointError(
-            f"{label}: elements {part.start} to {part.stop} do not lie in a box of {sizes}, "
-            f"which has {math.prod(sizes)}"
-        )

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from phalanx.trainer.checkpoint.agreement import Save
+from phalanx.trainer.checkpoint.check import set_aside, verify
 from phalanx.trainer.checkpoint.disk import Disk
-from phalanx.trainer.checkpoint.find import set_aside, verify
 from phalanx.trainer.checkpoint.manifest import DamagedError
-from phalanx.trainer.checkpoint.names import REPLACED, hidden, steps
+from phalanx.trainer.checkpoint.names import REPLACED, abandoned, hidden, steps
 
 
 class Retention(NamedTuple):
@@ -58,6 +58,9 @@ def prune(
         else:
             trusted.add(path)
             kept += 1
+    if kept >= retention.last:
+        for path in abandoned(save.directory):
+            save.disk.remove_tree(path)
 
 
 def sweep_others(directory: Path, attempt: str, disk: Disk) -> None:

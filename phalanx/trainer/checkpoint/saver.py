@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from phalanx.core.errors import CheckpointError
+from phalanx.trainer import faults
 from phalanx.trainer.checkpoint.agreement import Save, await_commit
 from phalanx.trainer.checkpoint.commit import commit, write_part
 from phalanx.trainer.checkpoint.disk import Disk
@@ -19,7 +20,11 @@ from phalanx.trainer.checkpoint.manifest import encode_state
 from phalanx.trainer.checkpoint.names import ATTEMPT, shard_name
 from phalanx.trainer.checkpoint.piece import Piece
 from phalanx.trainer.checkpoint.retention import Retention, prune, sweep_others, sweep_own
-from phalanx.trainer.checkpoint.shard import Shard, snapshot
+from phalanx.trainer.checkpoint.shard import Shard, buffer_for, snapshot
+
+
+class SpoiledError(CheckpointError):
+    """What was to be saved is not finite."""
 
 
 def _ignore(message: str) -> None:
@@ -46,6 +51,8 @@ class Saver:
             background thread.
         patience: seconds to wait for the slowest rank before a save is given up.
         disk: the file system.
+        finite: a save fails whose tensors hold a nan or an infinity.
+        count: how many saves have begun.
 
     Raises:
         CheckpointError: the directory cannot be made.
@@ -61,6 +68,8 @@ class Saver:
     on_event: Callable[[str], None] = _ignore
     patience: float = 1800.0
     disk: Disk = field(default_factory=Disk)
+    finite: bool = False
+    count: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         """Make the directory; rank 0 removes what a dead attempt left unfinished."""
@@ -69,9 +78,9 @@ class Saver:
                 f"keep={self.keep} attempt={self.attempt!r}: keep at least 1 checkpoint, and name "
                 f"the attempt with 1 to 64 letters, digits and _"
             )
-        self._count = 0
         self._thread: Thread | None = None
-        self._error: CheckpointError | None = None
+        self._errors: dict[int, CheckpointError] = {}
+        self._steps: dict[int, int] = {}
         self._buffer: torch.Tensor | None = None
         self._trusted: set[Path] = set()
         try:
@@ -85,28 +94,29 @@ class Saver:
                 f"make it a writable directory, or move the run elsewhere"
             ) from error
 
+    def prepare(self, pieces: Sequence[Piece]) -> None:
+        """Make the memory that saves of such pieces need, before the first one is due."""
+        self._buffer = buffer_for(pieces)
+
     def save(self, step: int, pieces: Sequence[Piece], state: dict[str, Any]) -> None:
         """Copy the pieces to host memory, and write them while training goes on.
 
         The tensors may change as soon as this returns. A save that is still running is waited
-        for. Whatever goes wrong from here on is raised by `wait` or `raise_if_failed`, on every
-        rank.
+        for. Nothing is raised here: whatever goes wrong is noted in `failed`, on every rank.
 
         Args:
             step: after how many optimizer steps this is.
             pieces: what this rank owns; over all ranks, each element of each tensor once.
             state: small values that JSON gives back unchanged; that of rank 0 is saved.
-
-        Raises:
-            CheckpointError: the save before this one has failed.
         """
-        self.wait()
-        self._count += 1
+        self.join()
+        self.count += 1
+        self._steps[self.count] = step
         save = Save(
             directory=self.directory,
             step=step,
             attempt=self.attempt,
-            count=self._count,
+            count=self.count,
             rank=self.rank,
             world=self.world,
             disk=self.disk,
@@ -121,33 +131,55 @@ class Saver:
         self._thread = Thread(target=work, name=f"checkpoint-{step}", daemon=True)
         self._thread.start()
 
+    def join(self) -> None:
+        """Return when the last save is committed, or has failed."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
     def wait(self) -> None:
         """Return when the last save is committed.
 
         Raises:
             CheckpointError: it failed, on this rank or on another; raised once.
         """
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        error, self._error = self._error, None
+        self.join()
+        error = self._errors.pop(self.count, None)
         if error is not None:
             raise error
 
-    def raise_if_failed(self) -> None:
-        """Ask at no cost, at every step, whether the last save has failed.
+    @property
+    def failed(self) -> int:
+        """Which save is the last that is known to have failed, from 1; 0 if none has.
 
-        Raises:
-            CheckpointError: it has; raised once.
+        Asking costs nothing. Ranks hear of it at their own moments: agree on the largest.
         """
-        if self._error is not None:
-            self.wait()
+        return max(self._errors, default=0)
+
+    @property
+    def spoiled(self) -> int:
+        """The last that failed because this rank's tensors were not finite; 0 if none has."""
+        bad = [count for count, e in self._errors.items() if isinstance(e, SpoiledError)]
+        return max(bad, default=0)
+
+    def step_of(self, count: int) -> int:
+        """The step of a save that has begun."""
+        return self._steps[count]
+
+    def reason(self, count: int) -> str:
+        """Why a save failed that some rank knows to have failed; this one waits until it knows."""
+        if count == self.count:
+            self.join()
+        error = self._errors.get(count)
+        return str(error) if error else f"save {count} failed on another rank"
 
     def _write(self, save: Save, shard: Shard, state: dict[str, Any]) -> None:
         try:
+            if self.finite and (spoiled := shard.spoiled()):
+                raise SpoiledError(save.sentence(f"{spoiled}, on rank {self.rank}"))
             write_part(save, shard)
             if self.rank == 0:
-                commit(save, state)
+                commit(save, state, self.on_event)
         except Exception as error:
             self._give_up(save, error, shard.bytes)
             return
@@ -160,11 +192,12 @@ class Saver:
         try:
             await_commit(save)
         except (OSError, CheckpointError) as error:
-            self._error = CheckpointError(explain(save, error, 0))
+            self._errors[save.count] = CheckpointError(explain(save, error, 0))
             acknowledge(save)
 
     def _give_up(self, save: Save, error: Exception, needed: int) -> None:
-        self._error = give_up(save, error, needed)
+        told = give_up(save, error, needed)
+        self._errors[save.count] = error if isinstance(error, SpoiledError) else told
         if self.rank == 0:
             clear_failed(save)
 
@@ -172,6 +205,7 @@ class Saver:
         """After the commit: no failure here may undo it, so it is told and training goes on."""
         try:
             save.disk.sync_directory(save.directory)  # before anything older is deleted
+            faults.point("save.tidy", step=save.step)
             sweep_own(save)
             retention = Retention(self.keep, self.keep_every)
             prune(save, retention, self._trusted, self.on_event)

@@ -10,12 +10,24 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from phalanx.trainer.checkpoint.disk import CHUNK
+from phalanx.trainer.checkpoint.header import WIDTHS
 from phalanx.trainer.checkpoint.index import Stored
 from phalanx.trainer.checkpoint.piece import Piece
 
+_EXPONENTS = {
+    "F64": 0x7FF0_0000_0000_0000,
+    "F32": 0x7F80_0000,
+    "BF16": 0x7F80,
+    "F16": 0x7C00,
+    "F8_E5M2": 0x7C,
+    "F8_E4M3": 0x7F,  # which has no infinity
+}
+_AT_ONCE = 1 << 17  # elements, so that what is computed of them stays in a cache
 ALIGNMENT = 8  # of the first byte of data in the file; at least the widest dtype
 
 
@@ -38,12 +50,52 @@ class Shard:
         """Size of the file."""
         return len(self.header) + len(self.data)
 
+    def spoiled(self) -> str:
+        """Which tensor holds a nan or an infinity, and how many; empty if none does."""
+        values, start = self.data.numpy(), 0
+        for entry in self.stored:
+            stop = start + (entry.part.stop - entry.part.start) * WIDTHS[entry.dtype]
+            count = count_not_finite(values[start:stop], entry.dtype)
+            if count:
+                are = "value is" if count == 1 else "values are"
+                return f"{count:,} {are} nan or infinite in {entry.label}"
+            start = stop
+        return ""
+
     def chunks(self) -> Iterator[memoryview]:
         """The whole file, in order."""
         yield memoryview(self.header)
         data = self.data.numpy().data
         for start in range(0, len(data), CHUNK):
             yield data[start : start + CHUNK]
+
+
+def count_not_finite(data: NDArray[np.uint8], dtype: str) -> int:
+    """How many elements are nan or infinite: those whose exponent is all ones.
+
+    Args:
+        data: the bytes of the elements.
+        dtype: of the elements, in the words of safetensors; whole numbers are always finite.
+    """
+    if dtype not in _EXPONENTS:
+        return 0
+    word = np.dtype(f"u{WIDTHS[dtype]}")
+    mask = word.type(_EXPONENTS[dtype])
+    words, found = data.view(word), 0
+    for start in range(0, len(words), _AT_ONCE):
+        part = words[start : start + _AT_ONCE]
+        found += int(np.count_nonzero((part & mask) == mask))
+    return found
+
+
+def buffer_for(pieces: Sequence[Piece]) -> torch.Tensor:
+    """The memory that a snapshot of these pieces needs, each page touched once.
+
+    The first save would pay for new pages, while training waits.
+    """
+    on_gpu = any(piece.data.is_cuda for piece in pieces)
+    total = sum(piece.data.nbytes for piece in pieces)
+    return torch.empty(total, dtype=torch.uint8, pin_memory=on_gpu).zero_()
 
 
 def snapshot(pieces: Sequence[Piece], file: str, buffer: torch.Tensor | None = None) -> Shard:
@@ -62,7 +114,7 @@ def snapshot(pieces: Sequence[Piece], file: str, buffer: torch.Tensor | None = N
         ends.append(total)
     on_gpu = any(piece.data.is_cuda for piece in ordered)
     if buffer is None or len(buffer) != total:
-        buffer = torch.empty(total, dtype=torch.uint8, pin_memory=on_gpu)
+        buffer = buffer_for(ordered)
     for piece, end in zip(ordered, ends, strict=True):
         room = buffer[end - piece.data.nbytes : end].view(piece.data.dtype)
         room.copy_(piece.data.detach(), non_blocking=on_gpu)

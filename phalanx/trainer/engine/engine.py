@@ -12,6 +12,7 @@ from phalanx.trainer.engine.pipedream import WeightStashing
 from phalanx.trainer.engine.recorder import Recorder
 from phalanx.trainer.engine.update import AfterTheNorm, Optimistic, Updated, UpdateRule
 from phalanx.trainer.engine.wire import Form, Wire
+from phalanx.trainer.guard.spikes import SpikeDetector
 from phalanx.trainer.model.init import init_source
 from phalanx.trainer.model.stage import Stage, build_stages
 from phalanx.trainer.parallel.context import ContextParallel
@@ -37,6 +38,7 @@ class Engine:
         loss_scale: of the next step.
         balancer: of the experts of this rank's layers.
         arithmetic: how products are computed.
+        spikes: of losses and norms so far.
     """
 
     run: Run
@@ -49,6 +51,7 @@ class Engine:
     loss_scale: LossScale
     balancer: Balancer
     arithmetic: Arithmetic
+    spikes: SpikeDetector
 
     def positions(self) -> range:
         """Which sequences of the global batch this rank works on."""
@@ -97,7 +100,9 @@ def build_engine(run: Run, mesh: Mesh) -> Engine:
     recorder = Recorder(layout.rank_at(mesh.at))
     mesh.ledger.watch = recorder.message
     optimizer = Optimizer(run.recipe, units, run.micro_batches if is_asynchronous(layout) else 1)
-    rule = _rule(run, Updated(run.recipe, mesh.world, units, optimizer, recorder), stages)
+    spikes = SpikeDetector(run.recipe)
+    updated = Updated(run.recipe, mesh.world, units, optimizer, recorder, spikes)
+    rule = _rule(run, updated, stages)
     return Engine(
         run=run,
         mesh=mesh,
@@ -109,6 +114,7 @@ def build_engine(run: Run, mesh: Mesh) -> Engine:
         loss_scale=precision.loss_scale(),
         balancer=Balancer(routers, run.recipe.balance_speed, mesh),
         arithmetic=arithmetic,
+        spikes=spikes,
     )
 
 

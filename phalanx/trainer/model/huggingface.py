@@ -5,6 +5,7 @@ which is said in families.py.
 """
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -40,6 +41,7 @@ _COMPANIONS = (
     "chat_template",
     "generation_config",
 )  # what their names begin with
+_FILE = re.compile(r"[\w.+=@-][\w .+=@-]*\.safetensors")  # in the folder itself
 _READABLE = ("F64", "F32", "BF16", "F16")
 
 
@@ -90,6 +92,7 @@ class Weights:
         self.directory, self.family = directory, family
         self._open: dict[str, Any] = {}
         self._files = self._index()
+        self._require_as_many(shape)
         wanted = dict(_expected(family, shape))
         missing = sorted(name for name in wanted if self._stored_name(name) not in self._files)
         if missing:
@@ -126,6 +129,15 @@ class Weights:
         values: Tensor = stored[cut[::-1]].t() if place.transposed else stored[cut]
         return values if values.dtype == torch.float64 else values.float()
 
+    def _require_as_many(self, shape: ModelShape) -> None:
+        """Every block and every expert has a tensor at least: a count beyond them is a mistake."""
+        for key, count in (("layers", shape.layers), ("experts", shape.experts)):
+            if count > len(self._files):
+                raise CheckpointError(
+                    f"{self.directory / CONFIG} says {count:,} {key}, and the files beside it hold "
+                    f"{len(self._files):,} tensors; one of them belongs to another model"
+                )
+
     def _require_usable(self, name: str, expected: tuple[int, ...]) -> None:
         """Look at the header alone, so that a start and what only asks about it agree."""
         stored = self._slice(name)
@@ -159,7 +171,15 @@ class Weights:
         """The file of each tensor."""
         if (self.directory / INDEX).is_file():
             index = _read_json(self.directory / INDEX).get("weight_map", {})
-            return {str(name): str(file) for name, file in index.items()}
+            if not isinstance(index, dict):
+                raise CheckpointError(f"{self.directory / INDEX}: weight_map is no table of files")
+            for file in index.values():
+                if not isinstance(file, str) or not _FILE.fullmatch(file):
+                    raise CheckpointError(
+                        f"{self.directory / INDEX} names {str(file)[:80]!r}; weights lie in "
+                        ".safetensors files of the same folder"
+                    )
+            return index
         return dict.fromkeys(self._file(WEIGHTS).keys(), WEIGHTS)
 
     def _file(self, name: str) -> Any:
@@ -333,7 +353,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise UsageError(
             f"cannot read {path}: {error.strerror}; a folder of weights has {CONFIG} in it"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not JSON: {error}") from error
     if not isinstance(document, dict):
         raise UsageError(f"{path} is not a JSON object")

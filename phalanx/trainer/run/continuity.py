@@ -4,13 +4,18 @@ Which tokens come next follows from the seed, the sizes of a batch and the corpu
 are held out from `data.validation`. A checkpoint remembers all of it.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from phalanx.core.errors import RefusedError, UsageError
+from phalanx.core.errors import PhalanxError, RefusedError, UsageError
 from phalanx.core.run import Recipe, Run
 from phalanx.data.corpus import Corpus
+from phalanx.data.skips import Skips
+from phalanx.trainer.checkpoint.index import whole
+from phalanx.trainer.checkpoint.manifest import DamagedError, Manifest, shorter
+from phalanx.trainer.guard.spikes import SpikeDetector
 
 SCHEDULE = (
     "steps",
@@ -32,10 +37,13 @@ class Resume(NamedTuple):
             in whose folder is written. Only one that can be trusted is taken.
         may_differ: data, batch and seed may be others than they were: then it is told, and
             otherwise refused.
+        restarted: the run has begun already, and a rank has died: checkpoints of its own come
+            first. An empty `checkpoint` then means that it had begun anew.
     """
 
     checkpoint: str = "auto"
     may_differ: bool = False
+    restarted: bool = False
 
 
 class _Kept(NamedTuple):
@@ -95,6 +103,35 @@ def identity(run: Run, corpus: Corpus) -> dict[str, Any]:
         "batch": recipe.batch,
         "schedule": {key: getattr(recipe, key) for key in SCHEDULE},
     }
+
+
+def require_progress(manifest: Manifest) -> None:
+    """Refuse a checkpoint that does not say how far a run was, before anything of it is used.
+
+    Raises:
+        DamagedError: something is missing in its state, or contradicts its step.
+    """
+    state = manifest.state
+    try:
+        counts = [whole(state[key]) for key in ("step", "updates")]
+        counts += [whole(state[key]) for key in ("amax_steps",) if key in state]
+        value, clean = state.get("loss_scale", (1.0, 0))
+        schedule = state.get("schedule")
+        if min(counts) < 0 or whole(clean) < 0 or not 0.0 < float(value) < math.inf:
+            raise ValueError(f"{counts} and a loss scale of {value}")
+        Skips.from_json(state.get("skips", ()))
+        SpikeDetector(Recipe()).restore(state.get("spikes", {}))
+        if schedule is not None:
+            replace(Recipe(), **{key: schedule[key] for key in SCHEDULE})
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+        PhalanxError,
+    ) as error:
+        raise DamagedError(f"the state of the run in it: {shorter(repr(error))}") from error
 
 
 def changes(state: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:

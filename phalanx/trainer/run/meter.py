@@ -26,10 +26,14 @@ from phalanx.trainer.parallel.mesh import Mesh
 from phalanx.trainer.precision.dtypes import Dtypes
 from phalanx.trainer.run.peak import known_peak, measured_gemm_flops
 from phalanx.trainer.run.report import StepMetrics, Validation
+from phalanx.trainer.run.saves import SaveReport
 
 Between = Literal["validation", "checkpoints", "reports"]
 AXES: tuple[Axis, ...] = get_args(Axis)
 BETWEEN: tuple[Between, ...] = get_args(Between)
+
+
+_NO_SAVES = SaveReport()
 
 
 class Peak(NamedTuple):
@@ -74,6 +78,7 @@ class Agreed(NamedTuple):
         memory: most bytes of any rank.
         load: of the experts of the worst layer.
         exposed: seconds that some rank stood still for messages, by axis.
+        saves: that have failed.
     """
 
     stop: bool
@@ -81,23 +86,33 @@ class Agreed(NamedTuple):
     memory: int
     load: ExpertLoad
     exposed: dict[str, float]
+    saves: SaveReport = _NO_SAVES
 
 
-def agree(mesh: Mesh, load: ExpertLoad, *, stop: bool, data_wait: float) -> Agreed:
+def agree(
+    mesh: Mesh,
+    load: ExpertLoad,
+    *,
+    stop: bool,
+    data_wait: float,
+    saves: SaveReport = _NO_SAVES,
+) -> Agreed:
     """Let every rank know the largest value of any rank."""
     waited = mesh.ledger.lap()
     waits = [waited.get(axis, 0.0) for axis in AXES]
     mine = torch.tensor(
-        [float(stop), data_wait, float(peak_memory(mesh.device)), *waits, *load],
+        [float(stop), data_wait, float(peak_memory(mesh.device)), *saves, *waits, *load],
         dtype=torch.float64,
         device=mesh.device,
     )
     mesh.world.all_reduce(mine, "step report", largest=True).wait()
-    stopped, wait, memory, *rest = mine.tolist()
+    stopped, wait, memory, failed, spoiled, *rest = mine.tolist()
     exposed: dict[str, float] = {
         axis: seconds for axis, seconds in zip(AXES, rest, strict=False) if seconds > 0
     }
-    return Agreed(stopped > 0, wait, int(memory), ExpertLoad(*rest[len(AXES) :]), exposed)
+    load = ExpertLoad(*rest[len(AXES) :])
+    saved = SaveReport(int(failed), int(spoiled))
+    return Agreed(stopped > 0, wait, int(memory), load, exposed, saved)
 
 
 @dataclass
@@ -114,6 +129,7 @@ class Meter:
         waited_between: seconds in those that this rank stood still for messages, by axis.
         validations: so far.
         memory: most bytes of any rank so far.
+        first_step: of the session, from 0.
     """
 
     run: Run
@@ -125,6 +141,7 @@ class Meter:
     waited_between: dict[str, float] = field(default_factory=dict)
     validations: list[Validation] = field(default_factory=list)
     memory: int = 0
+    first_step: int = 0
     _recent: deque[float] = field(default_factory=lambda: deque(maxlen=20))
 
     @contextmanager
@@ -142,6 +159,10 @@ class Meter:
             self.between[name] = self.between.get(name, 0.0) + time.perf_counter() - start
             for axis, seconds in ledger.lap().items():
                 self.waited_between[axis] = self.waited_between.get(axis, 0.0) + seconds
+
+    def forget_after(self, step: int) -> None:
+        """Drop the losses of steps that are about to be done again; their time was spent."""
+        del self.losses[max(step - self.first_step, 0) :]
 
     @property
     def flops_per_token(self) -> float:

@@ -5,6 +5,7 @@ import shlex
 import statistics
 
 from phalanx.schedules.layouts import is_asynchronous
+from phalanx.trainer import faults
 from phalanx.trainer.checkpoint.names import steps as committed
 from phalanx.trainer.run.generate import generate
 from phalanx.trainer.run.meter import time_split
@@ -25,6 +26,7 @@ def finish(session: Session, first: int, done: int, *, interrupted: bool) -> Sum
         interrupted: it was asked to stop before the last one.
     """
     stopped = interrupted or validate(session, done)
+    faults.point("end", step=done)
     sample = "" if stopped else _sample(session)
     if session.saver:
         with session.meter.apart("checkpoints", session.engine.mesh.ledger):

@@ -37,6 +37,7 @@ class RunInfo:
         bytes_per_token: of the corpus; 0 or nan where unknown: then nothing is said per byte.
         peak_flops: FLOP/s of all ranks together that utilisation is measured against, or None.
         peak_source: where the peak comes from, or why there is none.
+        attempt: which start of the run this is, from 0; later ones need no introduction.
     """
 
     name: str = ""
@@ -56,6 +57,7 @@ class RunInfo:
     bytes_per_token: float = 0.0
     peak_flops: float | None = None
     peak_source: str = ""
+    attempt: int = 0
 
 
 class Validation(NamedTuple):

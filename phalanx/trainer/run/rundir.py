@@ -4,10 +4,14 @@
                 env.json       versions, hardware, layout, git commit
                 metrics.jsonl  one object per step
                 timeline.json  opens in Perfetto
+                events.jsonl   one object for each thing that happened
                 checkpoints/   step-00000100/ ...
                 summary.json
+                done           only after the last step
 
 One process at a time uses a folder: it holds a lock on the file `.lock` for as long as it lives.
+Where a lock does not reach, on a file system that has none or in a rank that outlived its launcher,
+the number in `.fence` does: every start takes the next one, and only the last one taken may write.
 """
 
 import fcntl
@@ -18,18 +22,20 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from phalanx.core.errors import PhalanxError, RefusedError, UsageError, unknown
 from phalanx.core.run import Run
 from phalanx.core.timeline import Timeline
-from phalanx.trainer.run.report import StepMetrics, Summary, Validation, finite
+from phalanx.trainer.run.report import Summary, Validation, finite
 
 LOCK = ".lock"
+FENCE = ".fence"
 _NAME = re.compile(r"\w[\w .+=@-]{0,98}[\w.+=@-]|\w")
 MOST_LINE_BYTES = 1 << 16
-WRITTEN_AT_ONCE = ("run.toml", "env.json", "metrics.jsonl", LOCK)
+WRITTEN_AT_ONCE = ("run.toml", "env.json", "metrics.jsonl", "events.jsonl", LOCK, FENCE)
 
 
 @dataclass(frozen=True)
@@ -95,9 +101,19 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     @property
+    def events_file(self) -> Path:
+        """One JSON object for each thing that happened; see events.py."""
+        return self.path / "events.jsonl"
+
+    @property
     def summary_file(self) -> Path:
         """What the last session came to."""
         return self.path / "summary.json"
+
+    @property
+    def done_file(self) -> Path:
+        """It exists once the last step is done, and only then."""
+        return self.path / "done"
 
     @property
     def checkpoints(self) -> Path:
@@ -118,26 +134,25 @@ class RunDirectory:
         document = {"schema": 1, **environment, "earlier": earlier}
         write_text(path, json.dumps(document, indent=2) + "\n")
 
-    def write_step(self, metrics: StepMetrics) -> None:
-        """Add one line to the metrics, at once."""
-        line = json.dumps(metrics.to_json(), allow_nan=False) + "\n"
-        with _writing(self.metrics_file), self.metrics_file.open("a", encoding="utf-8") as file:
-            file.write(line)
-
     def write_validation(self, found: Validation) -> None:
-        """Add what was measured to the line of its step, which is the last one, if it is there."""
+        """Add what was measured to the line of its step, which is the last one, if it is there.
+
+        Where that is not possible, the line stays as it was.
+        """
         if not self.metrics_file.exists():
             return
-        with _writing(self.metrics_file), self.metrics_file.open("r+b") as file:
+        with _writing(self.metrics_file), self.metrics_file.open("r+b", buffering=0) as file:
             start = _last_line(file)
             file.seek(start)
-            line = file.read().decode(errors="replace")
-            if _step_of(line) != found.step:
+            line = file.read()
+            if _step_of(line.decode(errors="replace")) != found.step:
                 return
             measured = {"validation_loss": finite(found.loss), "validation_seconds": found.seconds}
-            file.seek(start)
-            file.write((json.dumps(json.loads(line) | measured) + "\n").encode())
-            file.truncate()
+            try:
+                _replace_end(file, start, (json.dumps(json.loads(line) | measured) + "\n").encode())
+            except OSError:
+                _replace_end(file, start, line)
+                raise
 
     def forget_after(self, step: int) -> None:
         """Drop the metrics of later steps, which are about to be done again, and torn lines."""
@@ -155,6 +170,54 @@ class RunDirectory:
         """Write what the session came to."""
         text = json.dumps(summary.to_dict(), indent=2, allow_nan=False)
         write_text(self.summary_file, text + "\n")
+
+    def write_done(self, step: int) -> None:
+        """Say that nothing is left to do: the last thing that a run writes."""
+        write_text(self.done_file, json.dumps({"step": step, "time": time.time()}) + "\n")
+
+    def forget_done(self) -> None:
+        """A run that goes on is not done."""
+        with _writing(self.done_file):
+            self.done_file.unlink(missing_ok=True)
+
+    def take_over(self) -> int:
+        """Begin to write here: whoever did before may not any more.
+
+        Returns:
+            The number of this start, above that of every earlier one.
+        """
+        number = self._fence() + 1
+        write_text(self.path / FENCE, f"{number}\n")
+        return number
+
+    def require_own(self, number: int) -> None:
+        """Stop a writer whose place another has taken.
+
+        Args:
+            number: that `take_over` gave.
+
+        Raises:
+            RefusedError: a later start has begun to write here.
+        """
+        now = self._fence()
+        if now != number:
+            raise RefusedError(
+                f"{self.path} was taken over by start {now} while start {number} still ran; "
+                "that one goes on, and this one ends"
+            )
+
+    def _fence(self) -> int:
+        try:
+            return int((self.path / FENCE).read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return 0
+
+    def last_step(self) -> int:
+        """How many steps the metrics say are done; -1 where they say nothing."""
+        with suppress(OSError), self.metrics_file.open("rb", buffering=0) as file:
+            file.seek(_last_line(file))
+            return _step_of(file.read().decode(errors="replace"))
+        return -1
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -299,12 +362,20 @@ def _last_written(path: Path) -> float:
     return max(file.stat().st_mtime for file in files if file.exists())
 
 
-def _last_line(file: BinaryIO) -> int:
+def _last_line(file: FileIO) -> int:
     """Where the last line of a file begins, in bytes."""
     size = file.seek(0, os.SEEK_END)
     tail = max(size - MOST_LINE_BYTES, 0)
     file.seek(tail)
     return tail + file.read()[:-1].rfind(b"\n") + 1
+
+
+def _replace_end(file: FileIO, start: int, text: bytes) -> None:
+    """Let a file end with `text`, from byte `start` on."""
+    file.seek(start)
+    while text:
+        text = text[file.write(text) :]
+    file.truncate()
 
 
 def _step_of(line: str) -> int:

@@ -1,7 +1,8 @@
 """Everything that one rank of a running training needs, opened in order."""
 
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -16,10 +17,14 @@ from phalanx.trainer.engine.engine import Engine, build_engine
 from phalanx.trainer.model.init import notes_on_weights
 from phalanx.trainer.parallel.mesh import Mesh, build_mesh
 from phalanx.trainer.precision.dtypes import Dtypes
+from phalanx.trainer.run.events import EventLog
 from phalanx.trainer.run.limits import refuse_untrainable
 from phalanx.trainer.run.meter import Meter, find_peak, from_rank_0
+from phalanx.trainer.run.metrics_file import MetricsFile
 from phalanx.trainer.run.report import Reporter, RunInfo, Silent
 from phalanx.trainer.run.rundir import RunDirectory
+from phalanx.trainer.run.saves import Saves
+from phalanx.trainer.run.shared import AT_HAND, PATIENCE, require_shared
 from phalanx.trainer.run.state import own_pieces
 from phalanx.trainer.run.text import open_text
 from phalanx.trainer.run.worker import Worker
@@ -39,8 +44,14 @@ class Session:
         saver: of checkpoints; None where nothing is written.
         directory: of the run; None where nothing is written, and on ranks other than 0.
         reporter: silent on ranks other than 0.
+        events: written and shown by rank 0; the others tell nobody.
         meter: of this session.
+        fence: the number of this start, on rank 0; a later one may not write before it has ended.
         proof: for the summary.
+        saves: what became of the saver's work; None where nothing is written.
+        metrics: where each step is written; None where there is no directory.
+        went_back: why it went back to a checkpoint, each reason once.
+        rolled_back: after which steps it went back before a spike.
     """
 
     run: Run
@@ -52,8 +63,14 @@ class Session:
     saver: Saver | None
     directory: RunDirectory | None
     reporter: Reporter
+    events: EventLog
     meter: Meter
+    fence: int = 0
     proof: str = ""
+    saves: Saves | None = None
+    metrics: MetricsFile | None = None
+    went_back: set[str] = field(default_factory=set)
+    rolled_back: list[int] = field(default_factory=list)
 
 
 def open_session(
@@ -75,6 +92,10 @@ def open_session(
     engine = build_engine(run, mesh)
     main = worker.rank == 0
     reporter = reporter if main else Silent()
+    events = _events(directory if main else None, reporter)
+    saver = _saver(directory, run, mesh, events, worker) if directory else None
+    if saver:
+        saver.prepare(own_pieces(engine))
     session = Session(
         run=run,
         worker=worker,
@@ -82,18 +103,29 @@ def open_session(
         training=text.training,
         validation=text.held_out,
         corpus=text.corpus,
-        saver=_saver(directory, run, mesh, reporter) if directory else None,
+        saver=saver,
         directory=directory if main else None,
         reporter=reporter,
+        events=events,
         meter=Meter(run, find_peak(mesh, run.layout.precision)),
+        saves=Saves(saver, events) if saver else None,
+        metrics=MetricsFile(directory.metrics_file, events.note) if directory and main else None,
     )
     if run.weights:
         _tell_of_weights(session)
     return session
 
 
-def _saver(directory: RunDirectory, run: Run, mesh: Mesh, reporter: Reporter) -> Saver:
+def _events(directory: RunDirectory | None, reporter: Reporter) -> EventLog:
+    return EventLog(directory.events_file if directory else None, reporter.on_event)
+
+
+def _saver(
+    directory: RunDirectory, run: Run, mesh: Mesh, events: EventLog, worker: Worker
+) -> Saver:
     attempt = str(from_rank_0(secrets.token_hex(8), mesh))
+    patience = AT_HAND if worker.local_ranks == worker.ranks else PATIENCE
+    require_shared(directory.checkpoints, attempt, mesh, patience)
     return Saver(
         directory.checkpoints,
         run.layout.rank_at(mesh.at),
@@ -101,7 +133,8 @@ def _saver(directory: RunDirectory, run: Run, mesh: Mesh, reporter: Reporter) ->
         keep=run.recipe.keep,
         keep_every=run.recipe.keep_every,
         attempt=attempt,
-        on_event=reporter.on_event,
+        on_event=partial(events.tell, "save"),
+        finite=True,
     )
 
 
@@ -110,7 +143,7 @@ def _tell_of_weights(session: Session) -> None:
     mesh, folder = session.engine.mesh, session.run.weights
     if session.worker.rank == 0:
         for note in notes_on_weights(folder):
-            session.reporter.on_event(note)
+            session.events.note(note)
     mine = {
         piece.name: bad
         for piece in own_pieces(session.engine)
@@ -124,9 +157,12 @@ def _tell_of_weights(session: Session) -> None:
         for name, count in found.items():
             totals[name] = totals.get(name, 0) + count
     for name, count in sorted(totals.items()):
-        session.reporter.on_event(
-            f"{folder}: {count:,} values of {name} are nan or infinite; training goes on with them"
+        session.events.note(
+            f"{folder}: {count:,} values of {name} are nan or infinite; training goes on with "
+            "them, and what is saved is not held against that"
         )
+    if session.saver and totals:
+        session.saver.finite = False
 
 
 def describe_session(session: Session, first: int) -> RunInfo:
@@ -151,4 +187,5 @@ def describe_session(session: Session, first: int) -> RunInfo:
         bytes_per_token=session.corpus.bytes_per_token,
         peak_flops=session.meter.peak.flops,
         peak_source=session.meter.peak.source,
+        attempt=worker.attempt,
     )

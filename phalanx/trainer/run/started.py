@@ -61,6 +61,11 @@ def started_by(environ: Mapping[str, str] = os.environ) -> Started | None:
     return _torchrun(environ) or _srun(environ) or _mpirun(environ)
 
 
+def started_again(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether torchrun has started the ranks of this machine before."""
+    return (_number(environ, "TORCHELASTIC_RESTART_COUNT") or 0) > 0
+
+
 def _torchrun(environ: Mapping[str, str]) -> Started | None:
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     numbers = [_number(environ, name) for name in names]

@@ -32,6 +32,7 @@ def progress(engine: Engine, step: int, identity: Mapping[str, Any]) -> dict[str
         "updates": engine.optimizer.updates,
         "amax_steps": engine.arithmetic.history.steps,
         "loss_scale": [engine.loss_scale.value, engine.loss_scale.clean],
+        "spikes": engine.spikes.state(),
         "layout": str(engine.run.layout),
     }
 
@@ -47,6 +48,11 @@ def own_pieces(engine: Engine) -> list[Piece]:
     mesh = engine.mesh
     first = mesh.data.index == mesh.tensor.index == mesh.pipeline_replicas.index == 0
     return [*pieces, *_biases(engine), *_amaxes(engine)] if first else pieces
+
+
+def named_tensors(engine: Engine) -> dict[str, Tensor]:
+    """What this rank saves, by `field:name`; views, so that what is written there takes effect."""
+    return {f"{piece.field}:{piece.name}": piece.data for piece in own_pieces(engine)}
 
 
 def _biases(engine: Engine) -> Iterator[Piece]:
@@ -90,6 +96,7 @@ def restore(engine: Engine, checkpoint: Checkpoint) -> int:
     engine.optimizer.updates = int(state["updates"])
     if engine.loss_scale.dynamic and "loss_scale" in state:
         engine.loss_scale.value, engine.loss_scale.clean = state["loss_scale"]
+    engine.spikes.restore(state.get("spikes", {}))
     _restore_amaxes(engine, checkpoint)
     for sharded in engine.units:
         unit = sharded.unit

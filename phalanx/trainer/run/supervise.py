@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
@@ -27,39 +26,66 @@ from torch.distributed.elastic.rendezvous import (
 
 from phalanx.core import errors
 from phalanx.core.errors import PhalanxError
+from phalanx.trainer.faults.inject import PLAN
+from phalanx.trainer.run.restart import WorkerCrashError
+from phalanx.trainer.run.signals import EndedError, Requests
 from phalanx.trainer.run.worker import FIRST_FAILURE, Entry, work
 
-INTERRUPTED = 75
 POLL_SECONDS = 0.1
-HUMAN_SECONDS = 0.5  # two interrupts closer than this are one, heard twice
 LOOPBACK = "127.0.0.1"
 
 
-class WorkerCrashError(PhalanxError):
-    """A rank ended in a way that nobody foresaw; the message has its traceback, or its signal."""
+class Attempt(NamedTuple):
+    """One start of all ranks.
+
+    Attributes:
+        entry: what each of them does.
+        args: for `entry`; they must pickle.
+        ranks: how many.
+        number: which start of the run this is, from 0.
+        grace: seconds that they have to save when they are asked to stop; 0 means no end.
+    """
+
+    entry: Entry
+    args: tuple[Any, ...]
+    ranks: int
+    number: int = 0
+    grace: float = 0.0
 
 
 def supervise(
-    entry: Entry, args: tuple[Any, ...], ranks: int, on_stop: Callable[[], None] | None
+    attempt: Attempt, requests: Requests, on_stop: Callable[[], None] | None = None
 ) -> int:
-    """Start the ranks and stay until the last has ended; see `launch.launch`."""
+    """Start the ranks and stay until the last has ended; see `launch.launch`.
+
+    Args:
+        attempt: what to start.
+        requests: to stop, which are passed on.
+        on_stop: called once they have been.
+
+    Returns:
+        The largest exit code.
+
+    Raises:
+        EndedError: they were asked to stop, and ended before they had saved.
+        PhalanxError: the one that a rank raised, with its exit code.
+        WorkerCrashError: a rank failed in another way, or was killed.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="phalanx-", ignore_cleanup_errors=True) as notes,
         _without_logs("torch.distributed.elastic", "torch.multiprocessing"),
-        _listening() as requests,
         ThreadPoolExecutor(max_workers=1) as pool,
     ):
-        agent = _agent(entry, args, ranks, notes)
+        agent = _agent(attempt, notes)
         # Outside the main thread torchelastic leaves signals alone: its own way of handling them
         # kills workers that are still saving after 30 seconds.
         outcome = pool.submit(agent.run)
-        _wait(outcome, agent, requests, on_stop)
-        if requests.hurried:
-            return INTERRUPTED
+        if not _wait(outcome, agent, _Stop(requests, attempt.grace, on_stop)):
+            raise EndedError("ended before the ranks could save")
         result = outcome.result()
         if result.is_failed():
             if requests.stop and _ended_unheard(result):
-                return INTERRUPTED
+                raise EndedError("ended before the ranks could hear of it")
             raise _failure(result, Path(notes))
         return max(int(code or 0) for code in result.return_values.values())
 
@@ -110,12 +136,12 @@ class _Loopback(RendezvousHandler):
         return True
 
 
-def _agent(entry: Entry, args: tuple[Any, ...], ranks: int, notes: str) -> LocalElasticAgent:
+def _agent(attempt: Attempt, notes: str) -> LocalElasticAgent:
     spec = WorkerSpec(
         role="phalanx",
-        local_world_size=ranks,
+        local_world_size=attempt.ranks,
         entrypoint=work,
-        args=(entry, args),
+        args=(attempt.entry, attempt.args, attempt.number, os.environ.get(PLAN, "")),
         rdzv_handler=_Loopback(),
         max_restarts=0,
         monitor_interval=POLL_SECONDS,
@@ -123,49 +149,31 @@ def _agent(entry: Entry, args: tuple[Any, ...], ranks: int, notes: str) -> Local
     return LocalElasticAgent(spec, DefaultLogsSpecs(log_dir=notes), start_method="forkserver")
 
 
-class _Requests:
-    """The signals that asked the launcher to stop."""
+class _Stop(NamedTuple):
+    """How a request to stop is dealt with."""
 
-    def __init__(self) -> None:
-        self.stop = False
-        self.hurried = False
-        self._interrupted_at = 0.0
+    requests: Requests
+    grace: float
+    on_stop: Callable[[], None] | None
 
-    def note(self, number: int, frame: FrameType | None) -> None:
-        """Remember a signal; only somebody at a keyboard sends two interrupts."""
-        self.stop = True
-        if number == signal.SIGINT:
-            now = time.monotonic()
-            self.hurried |= 0.0 < self._interrupted_at < now - HUMAN_SECONDS
-            self._interrupted_at = self._interrupted_at or now
+    @property
+    def overdue(self) -> bool:
+        """Whether the ranks have had their time to save."""
+        late = time.monotonic() - self.requests.since > self.grace > 0
+        return self.requests.hurried or (self.requests.stop and late)
 
 
-@contextmanager
-def _listening() -> Iterator[_Requests]:
-    requests = _Requests()
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    before = {number: signal.signal(number, requests.note) for number in numbers}
-    try:
-        yield requests
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _wait(
-    outcome: "Future[RunResult]",
-    agent: LocalElasticAgent,
-    requests: _Requests,
-    on_stop: Callable[[], None] | None,
-) -> None:
+def _wait(outcome: "Future[RunResult]", agent: LocalElasticAgent, stop: _Stop) -> bool:
+    """Return when all ranks have ended; False where they had to be ended."""
     passed_on = killed = False
     while not outcome.done():
         wait([outcome], timeout=POLL_SECONDS)
-        if requests.stop and not passed_on and (passed_on := _send(agent, signal.SIGTERM)):
-            if on_stop is not None:
-                on_stop()
-        elif requests.hurried and not killed:
+        if stop.requests.stop and not passed_on and (passed_on := _send(agent, signal.SIGTERM)):
+            if stop.on_stop is not None:
+                stop.on_stop()
+        elif stop.overdue and not killed:
             killed = _send(agent, signal.SIGKILL)
+    return not killed
 
 
 def _send(agent: LocalElasticAgent, number: signal.Signals) -> bool:
@@ -190,13 +198,15 @@ def _failure(result: RunResult, notes: Path) -> PhalanxError:
     """Why the run failed: the first rank's own words, unless one was struck dumb by a signal."""
     rank, first = min(result.failures.items(), key=lambda item: item[1].timestamp)
     if first.exitcode < 0 and first.exitcode != -signal.SIGTERM:
-        return WorkerCrashError(_epitaph(rank, -first.exitcode))
+        number = -first.exitcode
+        return WorkerCrashError(_epitaph(rank, number), rank, signal.Signals(number).name)
     found = next(iter(sorted(notes.glob(f"*/*/{FIRST_FAILURE}"))), None)
     if found is None:
-        return WorkerCrashError(f"rank {rank} ended with exit code {first.exitcode}")
+        return WorkerCrashError(f"rank {rank} ended with exit code {first.exitcode}", rank)
     note = json.loads(found.read_text(encoding="utf-8"))
     if note["kind"] == "crash":
-        return WorkerCrashError(f"rank {note['rank']} crashed:\n{note['message'].rstrip()}")
+        text = f"rank {note['rank']} crashed:\n{note['message'].rstrip()}"
+        return WorkerCrashError(text, note["rank"])
     kind = getattr(errors, note["kind"], PhalanxError)
     error: PhalanxError = kind(note["message"])
     error.exit_code = note["exit_code"]

@@ -2,6 +2,8 @@
 
 import time
 from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
 
 import torch.distributed as dist
 
@@ -9,15 +11,20 @@ from phalanx.core.errors import PhalanxError
 from phalanx.core.run import Run
 from phalanx.core.timeline import Span, Timeline
 from phalanx.data.prefetch import Prefetcher
+from phalanx.trainer import faults
+from phalanx.trainer.engine.balance import ExpertLoad
 from phalanx.trainer.engine.step import train_step
 from phalanx.trainer.run.continuity import Resume, identity
-from phalanx.trainer.run.meter import agree
+from phalanx.trainer.run.go_back import Back, go_back, is_spoiled
+from phalanx.trainer.run.meter import Agreed, agree
 from phalanx.trainer.run.outcome import finish
-from phalanx.trainer.run.report import Reporter, StepMetrics
+from phalanx.trainer.run.report import Reporter, StepMetrics, Summary
 from phalanx.trainer.run.resume import take_up
 from phalanx.trainer.run.rundir import RunDirectory
+from phalanx.trainer.run.saves import SaveReport, Saves
 from phalanx.trainer.run.session import Session, describe_session, open_session
-from phalanx.trainer.run.state import own_pieces, progress
+from phalanx.trainer.run.spike import heed_spike
+from phalanx.trainer.run.state import named_tensors, own_pieces, progress
 from phalanx.trainer.run.validation import validate
 from phalanx.trainer.run.worker import Worker
 
@@ -50,90 +57,187 @@ def train(
     Raises:
         PhalanxError: with one line that says what to change.
     """
+    faults.point("start")
     session = replace(open_session(worker, run, directory, reporter), proof=proof)
+    if worker.attempt:
+        _tell_restart(session)
+        resume = (resume or Resume(""))._replace(restarted=True)
     first = take_up(session, resume) if resume else 0
-    if session.directory:  # not before: a resume that is refused leaves the run as it was
-        session.directory.write_run(run)
+    session = _begin_writing(session, run)
     session.reporter.on_start(describe_session(session, first))
+    session.events.write("start", f"step {first} of {run.recipe.last_step}", step=first)
     done, interrupted = _steps(session, first, run.recipe.last_step)
     summary = finish(session, first, done, interrupted=interrupted)
     if session.directory and (done > first or not session.directory.summary_file.exists()):
         session.directory.write_summary(summary)
+    if session.directory and not interrupted:
+        session.directory.write_done(done)
     session.reporter.on_end(summary)
+    _tell_end(session, summary)
     return INTERRUPTED if interrupted else 0
+
+
+def _begin_writing(session: Session, run: Run) -> Session:
+    """Take the folder over; not before, since a resume that is refused leaves it as it was."""
+    directory = session.directory
+    if directory is None:
+        return session
+    fence = directory.take_over()
+    directory.write_run(run)
+    directory.forget_done()
+    return replace(session, fence=fence)
+
+
+def _tell_restart(session: Session) -> None:
+    """Our own launcher has told already; torchrun tells nobody."""
+    worker = session.worker
+    if worker.job is not None:
+        text = f"torchrun has started the ranks again: restart {worker.attempt}"
+        session.events.tell("restart", text, restart=worker.attempt)
+
+
+def _tell_end(session: Session, summary: Summary) -> None:
+    how = "asked to stop" if summary.interrupted else "done"
+    text = f"{how} after step {summary.last_step} of {summary.steps}"
+    session.events.write("stop", text, step=summary.last_step)
+
+
+class StepsTaken(NamedTuple):
+    """Some steps in a row.
+
+    Attributes:
+        done: steps, in all.
+        stopped: asked to, before the last one.
+        back: why the run has to go back; None where it has not.
+    """
+
+    done: int
+    stopped: bool = False
+    back: Back | None = None
 
 
 def _steps(session: Session, first: int, last: int) -> tuple[int, bool]:
     """Take the steps from `first` to `last`; how many are done, and whether asked to stop."""
+    session.engine.mesh.ledger.clear()
+    session.meter.first_step = first
+    while True:
+        taken = _take_steps(session, first, last)
+        if taken.back is None:
+            return taken.done, taken.stopped
+        first = go_back(session, taken.back, taken.done)
+
+
+def _take_steps(session: Session, first: int, last: int) -> StepsTaken:
+    """Take steps until the last, until asked to stop, or until the run has to go back."""
     engine, meter, ledger = session.engine, session.meter, session.engine.mesh.ledger
-    ledger.clear()
     skipped_in_a_row = 0
     with Prefetcher(session.training, engine.positions(), first, last) as batches:
         start = time.perf_counter()
         for step, batch in batches:
             engine.recorder.keeps_spans = step - first in _TRACED
             rate = engine.optimizer.learning_rate
+            faults.point("step.before", step=step, tensors=partial(named_tensors, engine))
             result = train_step(engine, step, batch)
-            waited = batches.seconds_waited
-            agreed = agree(
-                engine.mesh, result.load, stop=session.worker.stop.requested, data_wait=waited
-            )
-            meter.data_wait += waited
+            faults.point("step.after", step=step)
+            # before ranks agree whether to stop: one whose data does not come can still say so
+            ahead = batches.await_next(lambda: session.worker.stop.requested)
+            agreed = _agree(session, result.load, batches.seconds_waited + ahead)
             metrics = meter.measure(step, result, time.perf_counter() - start, agreed, rate)
             hopeless = result.skipped and not engine.loss_scale.can_fall
             skipped_in_a_row = skipped_in_a_row + 1 if hopeless else 0
             with meter.apart("reports", ledger):
                 _report(session, metrics, traced=step - first == _TRACED[-1] or step == last - 1)
-            _give_up_if_lost(skipped_in_a_row, metrics.loss)
-            if _between_steps(session, step + 1, last, stop=agreed.stop):
-                return step + 1, step + 1 < last
+            faults.point("step.told", step=step)
+            back = heed_spike(session, step + 1, result)
+            if back is not None:
+                return StepsTaken(step + 1, back=back)
+            if skipped_in_a_row >= _MOST_SKIPPED:
+                return _lost(session, step + 1, metrics.loss)
+            found = _between_steps(session, step + 1, last, agreed)
+            if found is not None:
+                return found
             start = time.perf_counter()
-    return last, False
+    return StepsTaken(last)
+
+
+def _agree(session: Session, load: ExpertLoad, waited: float) -> Agreed:
+    session.meter.data_wait += waited
+    stop = session.worker.stop.requested
+    known = session.saves.report() if session.saves else SaveReport()
+    return agree(session.engine.mesh, load, stop=stop, data_wait=waited, saves=known)
 
 
 def _report(session: Session, metrics: StepMetrics, *, traced: bool) -> None:
     """Write and tell what a step measured."""
-    if session.directory:
-        session.directory.write_step(metrics)
+    if session.directory and session.metrics:
+        session.directory.require_own(session.fence)
+        session.metrics.add(metrics)
     session.reporter.on_step(metrics)
     if traced and session.engine.recorder.spans:
         _write_timeline(session)
 
 
-def _give_up_if_lost(skipped: int, loss: float) -> None:
-    if skipped >= _MOST_SKIPPED:
-        raise PhalanxError(
-            f"{skipped} steps in a row were not finite (loss {loss}); resume from the last "
-            "checkpoint with a smaller recipe.learning_rate, or a smaller recipe.clip"
-        )
+def _lost(session: Session, done: int, loss: float) -> StepsTaken:
+    """Many steps in a row were not finite: go back if the weights are not either, else give up."""
+    if session.saver and is_spoiled(session):
+        return StepsTaken(done, back=Back(f"the weights are nan or infinite after step {done}"))
+    raise PhalanxError(
+        f"{_MOST_SKIPPED} steps in a row were not finite (loss {loss}); resume from the last "
+        "checkpoint with a smaller recipe.learning_rate, or a smaller recipe.clip"
+    )
 
 
-def _between_steps(session: Session, done: int, last: int, *, stop: bool) -> bool:
-    """Save and validate when it is time.
+def _between_steps(session: Session, done: int, last: int, agreed: Agreed) -> StepsTaken | None:
+    """Heed a save that has failed; save and validate when it is time.
 
     Returns:
-        Whether to stop here, with a checkpoint of this step.
+        None to go on; else what was taken, with a checkpoint of this step, or to go back.
     """
-    recipe = session.run.recipe
-    if session.saver:
-        session.saver.raise_if_failed()
-    saves = recipe.saves_at(done) or stop or done == last
+    recipe, stop = session.run.recipe, agreed.stop
+    if session.saves and session.saves.heed(agreed.saves, done) == "spoiled":
+        return StepsTaken(done, back=_spoiled(session.saves))
+    if stop or done == last:
+        return _end_steps(session, done, stopped=done < last)
+    saves = recipe.saves_at(done)
     if saves:
         _save(session, done)
-    if stop or done == last or not recipe.evaluate_every or done % recipe.evaluate_every:
-        return stop
-    stop = validate(session, done)
-    if stop and not saves:
-        _save(session, done)
-    return stop
+    if not recipe.evaluate_every or done % recipe.evaluate_every:
+        return None
+    if not validate(session, done):
+        return None
+    return _end_steps(session, done, stopped=True, saved=saves)
+
+
+def _end_steps(session: Session, done: int, *, stopped: bool, saved: bool = False) -> StepsTaken:
+    """Save, and see that it is saved: nothing comes after this that could try again."""
+    while session.saves:
+        if not saved:
+            _save(session, done)
+        match session.saves.wait(session.engine.mesh, done):
+            case "":
+                break
+            case "spoiled":
+                return StepsTaken(done, back=_spoiled(session.saves))
+        saved = False
+    return StepsTaken(done, stopped)
+
+
+def _spoiled(saves: Saves) -> Back:
+    return Back(f"the state of step {saves.failed_step} is nan or infinite, and is not saved")
 
 
 def _save(session: Session, done: int) -> None:
     if session.saver:
         engine = session.engine
+        if session.directory:
+            session.directory.require_own(session.fence)
+        faults.point("save.begin", step=done)
         with session.meter.apart("checkpoints", engine.mesh.ledger):
-            state = progress(engine, done, identity(session.run, session.corpus))
+            kept = identity(session.run, session.corpus) | {"fence": session.fence}
+            kept["skips"] = session.training.skips.to_json()
+            state = progress(engine, done, kept)
             session.saver.save(done, own_pieces(engine), state)
+        faults.point("save.copied", step=done)
 
 
 def _write_timeline(session: Session) -> None:
@@ -148,5 +252,6 @@ def _write_timeline(session: Session) -> None:
     spans = [span for spans in everyone for span in spans]
     zero = min((span.start for span in spans), default=0.0)
     shifted = tuple(s._replace(start=s.start - zero, end=s.end - zero) for s in spans)
-    if session.directory:
-        session.directory.write_timeline(Timeline("measured", shifted))
+    if session.directory and session.metrics:
+        write = session.directory.write_timeline
+        session.metrics.amend(partial(write, Timeline("measured", shifted)))

@@ -1,9 +1,11 @@
 """Measures the loss on held-out text between steps, and stops in between if it is asked to."""
 
 import time
+from functools import partial
 
 import torch
 
+from phalanx.trainer import faults
 from phalanx.trainer.engine.step import LossSum, evaluate
 from phalanx.trainer.parallel.mesh import Mesh
 from phalanx.trainer.run.report import Validation
@@ -31,15 +33,17 @@ def validate(session: Session, done: int) -> bool:
     with session.meter.apart("validation", engine.mesh.ledger):
         for i in range(session.validation.num_batches):
             if somebody_stops(engine.mesh, requested=session.worker.stop.requested):
-                session.reporter.on_event(f"step {done}: stopped before validation was over")
+                session.events.note(f"step {done}: stopped before validation was over")
                 return True
+            faults.point("validation", step=done)
             part = evaluate(engine, executor, session.validation.batch(i, engine.positions()))
             nats, tokens = nats + part.nats, tokens + part.tokens
     loss, seconds = LossSum(nats, tokens).mean, time.perf_counter() - start
     session.meter.validations.append(Validation(done, loss, seconds))
     session.reporter.on_validation(done, loss)
-    if session.directory:
-        session.directory.write_validation(session.meter.validations[-1])
+    if session.directory and session.metrics:
+        found = session.meter.validations[-1]
+        session.metrics.amend(partial(session.directory.write_validation, found))
     return False
 
 

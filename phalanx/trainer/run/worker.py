@@ -23,18 +23,22 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 from torch.distributed.distributed_c10d import _get_default_store
 
 from phalanx.core.errors import PhalanxError, RankLeftError, StartError
+from phalanx.trainer.faults.inject import PLAN, load_from_environment
 from phalanx.trainer.parallel.mesh import group_timeout
+from phalanx.trainer.run.agent_store import Meeting, agent_store, meet
 from phalanx.trainer.run.cores import num_threads
+from phalanx.trainer.run.orphans import die_with_parent
 from phalanx.trainer.run.room import ran_out
+from phalanx.trainer.run.signals import STOP_SIGNALS
 
 FIRST_FAILURE = "first-failure.json"
 PEER_GRACE_SECONDS = 3.0  # for ranks whose neighbour has failed to notice it by themselves
 ECHO_SECONDS = 1.0
 TIMEOUT = timedelta(minutes=10)  # after which a message that never came is an error
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 Entry = Callable[..., int]
 
@@ -49,14 +53,14 @@ class StopSignal:
     def __init__(self) -> None:
         self.requested = False
 
-    def listen(self, *, interrupts: bool) -> None:
-        """Take SIGTERM as a request, and SIGINT too where nobody translates it for us.
+    def listen(self) -> None:
+        """Take every signal that asks for it as a request to stop.
 
         Call it from the main thread. Signals that arrived since the process was born were held
         back, and are delivered now.
         """
-        signal.signal(signal.SIGTERM, self._note)
-        signal.signal(signal.SIGINT, self._note if interrupts else signal.SIG_IGN)
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._note)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -74,6 +78,8 @@ class Worker:
         local_ranks: how many this machine has.
         device: where its tensors live.
         stop: whether it was asked to save and stop.
+        attempt: which start of the run this is, from 0: more after a rank has died.
+        job: a store that all starts of a job under torchrun share, or None.
     """
 
     rank: int
@@ -82,34 +88,42 @@ class Worker:
     local_ranks: int
     device: torch.device
     stop: StopSignal
+    attempt: int = 0
+    job: Store | None = None
 
 
-def work(entry: Entry, args: tuple[Any, ...]) -> int:
+def work(entry: Entry, args: tuple[Any, ...], attempt: int = 0, plan: str = "") -> int:
     """Be one rank that `launch` started: join, work, and leave a note if it fails.
 
     Args:
         entry: called as `entry(worker, *args)`; what it returns becomes the exit code.
         args: must pickle.
+        attempt: which start of the run this is.
+        plan: the path of a plan of faults, or empty.
     """
+    if plan:  # the process that this one was forked from may be older than the plan
+        os.environ[PLAN] = plan
+    die_with_parent()  # the clean process that it was forked from, which dies with the launcher
     _watch_the_others()
     try:
-        return work_here(entry, args, interrupts=False)
+        return work_here(entry, args, attempt)
     except BaseException as error:
         leave_a_note(error)
-        _exit(exit_code(error))
+        leave(exit_code(error))
 
 
-def work_here(entry: Entry, args: tuple[Any, ...], *, interrupts: bool = True) -> int:
+def work_here(entry: Entry, args: tuple[Any, ...], attempt: int = 0) -> int:
     """Be one rank in this very process, as torchrun wants it.
 
     Args:
         entry: called as `entry(worker, *args)`; its result is returned.
         args: for `entry`.
-        interrupts: Ctrl-C reaches this process itself, and means: save and stop.
+        attempt: which start of the run this is.
     """
     stop = StopSignal()
-    stop.listen(interrupts=interrupts)
-    worker = _join(stop)
+    stop.listen()
+    worker = _join(stop, attempt)
+    load_from_environment(worker.rank, worker.attempt)
     code = entry(worker, *args)
     _wait_for_all(worker)
     dist.destroy_process_group()
@@ -123,12 +137,15 @@ def _wait_for_all(worker: Worker) -> None:
     store.wait([f"done {rank}" for rank in range(worker.ranks)], group_timeout() or TIMEOUT)
 
 
-def init_process_group(local_ranks: int, timeout: timedelta = TIMEOUT) -> torch.device:
+def init_process_group(
+    local_ranks: int, timeout: timedelta = TIMEOUT, store: Store | None = None
+) -> torch.device:
     """Join the other ranks: NCCL if this machine has a GPU for each of its ranks, else gloo.
 
     Args:
         local_ranks: of this machine.
         timeout: after which a collective that somebody never joined is an error.
+        store: where they meet; None means where the environment says.
 
     Returns:
         The device of this rank.
@@ -140,27 +157,33 @@ def init_process_group(local_ranks: int, timeout: timedelta = TIMEOUT) -> torch.
     if int(os.environ.get("WORLD_SIZE", "1")) == local_ranks:
         _stay_on_loopback()
     if torch.cuda.device_count() < local_ranks:
-        _connect("gloo", timeout, None)
+        _connect("gloo", timeout, None, store)
         return torch.device("cpu")
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
-    _connect("cpu:gloo,cuda:nccl", timeout, device)
+    _connect("cpu:gloo,cuda:nccl", timeout, device, store)
     return device
 
 
-def _connect(backend: str, timeout: timedelta, device: torch.device | None) -> None:
+def _connect(
+    backend: str, timeout: timedelta, device: torch.device | None, store: Store | None
+) -> None:
+    rank = int(os.environ.get("RANK", "0"))
+    place: dict[str, Any] = {}
+    if store is not None:
+        place = {"store": store, "rank": rank, "world_size": int(os.environ["WORLD_SIZE"])}
     try:
-        dist.init_process_group(backend, timeout=timeout, device_id=device)
+        dist.init_process_group(backend, timeout=timeout, device_id=device, **place)
     except RuntimeError as error:
-        rank = os.environ.get("RANK", "0")
         raise StartError(f"rank {rank} cannot connect to the others: {error}") from error
 
 
-def _join(stop: StopSignal) -> Worker:
+def _join(stop: StopSignal, attempt: int) -> Worker:
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     # a forked process has read OMP_NUM_THREADS already, before it knew its ranks: say it to torch
     torch.set_num_threads(num_threads(local_ranks))
-    device = init_process_group(local_ranks)
+    meeting = _meet()
+    device = init_process_group(local_ranks, store=meeting.store if meeting else None)
     return Worker(
         rank=dist.get_rank(),
         ranks=dist.get_world_size(),
@@ -168,7 +191,19 @@ def _join(stop: StopSignal) -> Worker:
         local_ranks=local_ranks,
         device=device,
         stop=stop,
+        attempt=meeting.attempt if meeting else attempt,
+        job=meeting.job if meeting else None,
     )
+
+
+def _meet() -> Meeting | None:
+    """Under torchrun, which may start ranks again: agree on which start this is."""
+    if parent_process() is not None:  # our own launcher has a new store for every start
+        return None
+    store = agent_store(TIMEOUT)
+    if store is None:
+        return None
+    return meet(store, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), TIMEOUT)
 
 
 def _stay_on_loopback() -> None:
@@ -197,7 +232,7 @@ def _watch(launcher: int) -> None:
         if connection.wait([launcher], timeout=0.5):
             os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(PEER_GRACE_SECONDS)
-    _exit(1)
+    leave(1)
 
 
 def _notes() -> Path:
@@ -262,8 +297,8 @@ def _tell_torchelastic(message: str) -> None:
     Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps(report), encoding="utf-8")
 
 
-def _exit(code: int) -> NoReturn:
-    """Leave at once: other ranks are gone, and waiting for them would never end."""
+def leave(code: int) -> NoReturn:
+    """End this process at once: other ranks are gone, and waiting for them would never end."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -155,15 +155,6 @@ def test_a_second_save_waits_for_the_first(tmp_path):
             assert found.tensor("w").tolist() == [step] * 4
 
 
-def test_saving_the_same_step_again_replaces_it(tmp_path):
-    for attempt, value in (("a", 1.0), ("b", 2.0), ("c", 3.0)):
-        ranks = split_evenly({("w", "weight"): torch.full((4,), value)}, 2)
-        save_all(make_savers(tmp_path, 2, attempt), 1, ranks)
-        assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]
-        with Checkpoint.open(tmp_path / "step-00000001") as found:
-            assert found.tensor("w").tolist() == [value] * 4
-
-
 @pytest.fixture
 def small(tmp_path):
     tensors = {("blocks.0.weight", "weight"): torch.ones(6, 4), ("norm", "weight"): torch.ones(3)}

@@ -6,6 +6,7 @@ in each holds tokens and the logits it gave for them (see benchmarks/versus_tran
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -357,3 +358,46 @@ def test_initial_values_and_a_folder_fill_a_unit_alike() -> None:
     assert torch.equal(
         unit.weights[slot.start : slot.stop], source(slot.declaration, slot.box).flatten()
     )
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["../outside.safetensors", "/tmp/outside.safetensors", "a/b.safetensors", "..", "", 3, None],
+)
+def test_an_index_that_leads_out_of_its_folder_is_refused(tmp_path: Path, file: object) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text((DATA / "llama-tied" / "config.json").read_text())
+    (tmp_path / "outside.safetensors").write_bytes(b"")
+    index = {"weight_map": {"lm_head.weight": file}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=r"weights lie in .safetensors files of the same"):
+        import_hf(folder)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"weight_map": []}', '{"weight_map": 3}'])
+def test_an_index_that_is_none_is_one_clear_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text((DATA / "llama-tied" / "config.json").read_text())
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(PhalanxError, match=r"index.json.* is not JSON|is no table"):
+        import_hf(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("source", "key", "message"),
+    [
+        ("llama-tied", "num_hidden_layers", "1,000,000,000 layers, and the files beside it hold"),
+        ("mixtral", "num_local_experts", "1,000,000,000 experts, and the files beside it hold"),
+        ("llama-tied", "vocab_size", "has shape .* by its config.json it has"),
+        ("llama-tied", "intermediate_size", "has shape .* by its config.json it has"),
+    ],
+)
+def test_absurd_sizes_are_refused_at_once(
+    tmp_path: Path, source: str, key: str, message: str
+) -> None:
+    folder = shutil.copytree(DATA / source, tmp_path / "model")
+    change(folder, **{key: 1_000_000_000})
+    start = time.perf_counter()
+    with pytest.raises(CheckpointError, match=message):
+        import_hf(folder)
+    assert time.perf_counter() - start < 1

@@ -46,3 +46,4 @@ def test_what_is_odd_is_told_once_under_any_layout(
     assert len(said) == 2
     assert said[0].endswith("1 tensor without a place in the model, left out: vision.tower")
     assert ": 3 values of embedding.weight are nan or infinite; training goes on" in said[1]
+    assert (tmp_path / "checkpoints" / "step-00000001" / "manifest.json").exists()

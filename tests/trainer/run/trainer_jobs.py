@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Data, Recipe, Run
+from phalanx.trainer import faults
 from phalanx.trainer.checkpoint import Checkpoint, Saver
 from phalanx.trainer.engine.engine import build_engine
 from phalanx.trainer.engine.step import forward_backward
@@ -67,6 +68,22 @@ def train_job(run: Run, path: Path, resume: Resume | None = None, stop_after: in
     watcher = Watcher(stop, stop_after)
     code = train(worker, run, RunDirectory(path), watcher, resume)
     return Trained(code, [m.loss for m in watcher.steps], watcher.events, watcher.summary)
+
+
+def injured_job(
+    run: Run, path: Path, plan: faults.FaultPlan, resume: Resume | None = None
+) -> Trained:
+    """As `train_job`, while things go wrong."""
+    faults.load(plan, dist.get_rank() if dist.is_initialized() else 0, attempt=0)
+    try:
+        return train_job(run, path, resume)
+    finally:
+        faults.unload()
+
+
+def apart_job(run: Run, path: Path) -> Trained:
+    """As `train_job`, with a folder for each rank, as machines have that share none."""
+    return train_job(run, path / str(dist.get_rank()))
 
 
 def reshard_job(run: Run, source: Path, target: Path) -> float:
