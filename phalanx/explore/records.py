@@ -4,7 +4,14 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from phalanx.core.units import show_bytes, show_count, show_flops, show_rate, show_seconds, show_share
+from phalanx.core.units import (
+    show_bytes,
+    show_count,
+    show_flops,
+    show_rate,
+    show_seconds,
+    show_share,
+)
 
 Verdict = Literal["", "good", "bad", "note"]
 
