@@ -26,6 +26,7 @@ COMMANDS = {
     "plan": "find the fastest layout for a model on a cluster, and say why",
     "estimate": "price one layout: its seconds, its bytes, its messages",
     "schedule": "draw and check a pipeline schedule",
+    "explore": "open the page on which every number can be dragged",
     "published": "predict a table of published runs, and compare",
     "models": "list the models of the catalog, or show one",
     "clusters": "list the accelerators and clusters of the catalog, or show one",
