@@ -30,7 +30,7 @@ from phalanx.trainer.faults.inject import PLAN
 from phalanx.trainer.run.restart import WorkerCrashError
 from phalanx.trainer.run.signals import EndedError, Requests
 from phalanx.trainer.run.watch import Watch
-from phalanx.trainer.run.worker import FIRST_FAILURE, Entry, Place, work
+from phalanx.trainer.run.worker import FIRST_FAILURE, Assignment, Entry, work
 
 POLL_SECONDS = 0.1
 LOOPBACK = "127.0.0.1"
@@ -138,7 +138,7 @@ class _Loopback(RendezvousHandler):
 
 
 def _agent(attempt: Attempt, notes: str) -> LocalElasticAgent:
-    place = Place(attempt.number, os.environ.get(PLAN, ""), notes)
+    place = Assignment(attempt.number, os.environ.get(PLAN, ""), notes)
     spec = WorkerSpec(
         role="phalanx",
         local_world_size=attempt.ranks,

@@ -97,7 +97,7 @@ class Worker:
     heart: Heartbeat = field(default_factory=Heartbeat)
 
 
-class Place(NamedTuple):
+class Assignment(NamedTuple):
     """Where a rank that `launch` starts finds itself.
 
     Attributes:
@@ -111,10 +111,10 @@ class Place(NamedTuple):
     beats: str = ""
 
 
-ANYWHERE = Place()
+ANYWHERE = Assignment()
 
 
-def work(entry: Entry, args: tuple[Any, ...], place: Place = ANYWHERE) -> int:
+def work(entry: Entry, args: tuple[Any, ...], place: Assignment = ANYWHERE) -> int:
     """Be one rank that `launch` started: join, work, and leave a note if it fails.
 
     Args:
@@ -133,7 +133,7 @@ def work(entry: Entry, args: tuple[Any, ...], place: Place = ANYWHERE) -> int:
         leave(exit_code(error))
 
 
-def work_here(entry: Entry, args: tuple[Any, ...], place: Place = ANYWHERE) -> int:
+def work_here(entry: Entry, args: tuple[Any, ...], place: Assignment = ANYWHERE) -> int:
     """Be one rank in this very process, as torchrun wants it.
 
     Args:
