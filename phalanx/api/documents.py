@@ -160,6 +160,7 @@ _TEXTS: Mapping[str, str] = {
             _under("cluster", _CLUSTER),
         ]
     ),
+    "explore": "schema state inputs{} unknown{} problems records{}",
     "help": "schema topics[].name topics[].kind topics[].meaning topics[].default topics[].values "
     "topics[].example",
 }

@@ -124,7 +124,7 @@ def read_tables(path: Path) -> Tables:
         raise UsageError(f"there is no run file {path}") from None
     except OSError as error:
         raise UsageError(f"cannot read the run file {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also numbers and nests beyond all reason
         raise UsageError(f"{path} is not a run file in TOML: {error}") from None
 
 
@@ -206,7 +206,7 @@ def _value(text: str) -> Any:
     """A value in TOML; whatever is not, is a text."""
     try:
         found = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
     value = found["value"]
     usable = len(found) == 1 and isinstance(value, bool | int | float | str | list)

@@ -160,7 +160,11 @@ _TRAINING = (
     Quantity("problem", "text", "what is wrong with a checkpoint; empty if nothing is known to be"),
     Quantity("set_aside", "names", "of folders that no run goes on from"),
     Quantity("samples", "count", "sequences that were learned from before a checkpoint"),
-    Quantity("state", "object", "what a checkpoint holds besides tensors; of two, what differs"),
+    Quantity(
+        "state",
+        "object or text",
+        "what a checkpoint holds besides tensors; of two, what differs; of the page, its query",
+    ),
     Quantity("field", "name", "what is kept of a parameter: weight, exp_avg, ..."),
     Quantity("dtype", "name", "of a tensor, as safetensors calls it"),
     Quantity("shape", "counts", "of a whole tensor"),
@@ -248,5 +252,13 @@ _TEXTS = (
     Quantity("default", "text", "where nobody gives it"),
     Quantity("values", "text", "what it can be"),
     Quantity("example", "text", "as it is written"),
+    Quantity("inputs", "{key: value}", "of the page, those with their defaults included"),
+    Quantity("unknown", "{key: text}", "what the query has and the page does not know"),
+    Quantity("problems", "texts", "what of the query could not be read"),
+    Quantity(
+        "records",
+        "{id: object}",
+        "value, text, unit, formula, substituted, source, verdict and reason of each number",
+    ),
 )
 QUANTITIES = (*_SECONDS, *_SHARES, *_BYTES, *_RATES, *_COUNTS, *_TRAINING, *_TEXTS)

@@ -77,6 +77,8 @@ class Recipe:
         keep: how many checkpoints stay, counted from the newest; at least 1.
         max_restarts: how often at most the launcher starts the ranks again after one has died; 0
             never does. Three in a row without progress are the last in any case.
+        grace: seconds from a request to stop until ranks that have not saved are ended; 0 gives
+            them all the time they need. A batch system ends them itself, some time after it asked.
         keep_every: a checkpoint whose step is a multiple of this is saved and stays for good; 0
             has none.
         spike: what to do about a loss or gradient norm far above those of the last steps, or not
@@ -121,6 +123,7 @@ class Recipe:
     keep: int = 2
     keep_every: int = 0
     max_restarts: int = 100
+    grace: float = 0.0
     spike: Spike = "tell"
     spike_window: int = 100
     check_every: int = 100
@@ -140,7 +143,7 @@ class Recipe:
         _at_least("recipe.check_every", self.check_every, 0)
         for key in ("learning_rate", "weight_decay", "clip", "eps", "init_std"):
             _at_least(f"recipe.{key}", getattr(self, key), 0.0)
-        for key in ("balance_loss", "balance_speed", "capacity"):
+        for key in ("balance_loss", "balance_speed", "capacity", "grace"):
             _at_least(f"recipe.{key}", getattr(self, key), 0.0)
         for key in ("beta1", "beta2", "dropout", "label_smoothing"):
             _within(f"recipe.{key}", getattr(self, key), 1.0, closed=False)

@@ -42,6 +42,7 @@ ASKED = {  # command lines whose documents have between them every field
     "models": [("models",), ("models", "llama-3.1-8b", "--on", "h100x64")],
     "clusters": [("clusters",)],
     "clusters NAME": [("clusters", "h100x64")],
+    "explore": [("explore", "--state", "v1&speed=7")],
     "help": [("help", "zero")],
 }
 RARE = {  # what few documents have

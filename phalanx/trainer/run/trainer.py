@@ -142,7 +142,9 @@ def _take_steps(session: Session, first: int, last: int) -> StepsTaken:
                 return StepsTaken(step, back=back)
             result = train_step(engine, step, batch)
             faults.point("step.after", step=step)
-            agreed = _agree(session, result.load, batches.seconds_waited)
+            # before ranks agree whether to stop: one whose data does not come can still say so
+            ahead = batches.await_next(lambda: session.worker.stop.requested)
+            agreed = _agree(session, result.load, batches.seconds_waited + ahead)
             metrics = meter.measure(step, result, time.perf_counter() - start, agreed, rate)
             hopeless = result.skipped and not engine.loss_scale.can_fall
             skipped_in_a_row = skipped_in_a_row + 1 if hopeless else 0
