@@ -58,7 +58,9 @@ def test_a_reader_that_leaves_ends_the_search():
 
 
 def test_the_page_estimates_as_the_command_does():
-    records = state_document(Board(), State.parse("v1&model=llama-3.1-70b&dp=8&tp=8&pp=4"))["records"]
+    records = state_document(Board(), State.parse("v1&model=llama-3.1-70b&dp=8&tp=8&pp=4"))[
+        "records"
+    ]
     found = phalanx.estimate("llama-3.1-70b", "h100x256", "dp=8 tp=8 pp=4", batch=1024, seq=8192)
     assert records["est.step"]["value"] == found.step_seconds
     assert records["est.peak"]["value"] == found.peak_bytes
@@ -77,5 +79,7 @@ def test_a_command_and_a_run_file_can_be_taken_away(address: str):
     assert command.startswith("phalanx estimate llama-3.1-8b h100-sxmx64 --layout 'dp=8 pp=1 tp=8")
     run = tomllib.loads(get(address, f"/api/v1/run?{SMALL}").text)
     assert (run["layout"]["tp"], run["model"]["name"]) == (8, "llama-3.1-8b")
-    assert get(address, f"/api/v1/command?{SMALL}&F=9984").text.startswith("phalanx explore --state")
+    assert get(address, f"/api/v1/command?{SMALL}&F=9984").text.startswith(
+        "phalanx explore --state"
+    )
     assert get(address, "/api/v1/run?v1&more=foo").status == 409

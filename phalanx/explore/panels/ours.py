@@ -33,6 +33,7 @@ NUMBERS = (
     "capacity",
     "micro",
     "batch",
+    "chips",
 )
 
 
@@ -68,6 +69,7 @@ def _priced(state: Reading) -> Panel:
     records = (
         word("est.model", shape.name, reason=f"{shape.name} ({show(shape.params(), 'params')} parameters)"),
         word("est.layout", str(found.layout), reason=str(found.layout), source="phalanx help layout"),
+        number("est.chips", cluster.count, "chips", formula="DP · TP · PP · CP"),
         number("est.step", found.step_seconds, "s", formula="sum of the terms below", source=SOURCE),
         number("est.low", low, "s", formula="80 % interval, from published runs", source=SOURCE),
         number("est.high", high, "s", formula="80 % interval, from published runs", source=SOURCE),
