@@ -3,6 +3,7 @@
 import { Card } from "./card.js";
 import { Live } from "./live.js";
 import { scrubbers } from "./scrub.js";
+import { timelines } from "./timeline.js";
 
 const RESTS = 350; // milliseconds after which keys count as one change
 const ICONS = { good: "✓", bad: "✕", note: "→" };
@@ -43,17 +44,26 @@ function request(extra = {}, base = page.state) {
 /** @param {any} reply */
 function apply(reply) {
   if (reply.error) return void (notice.textContent = reply.error);
-  page.state = reply.state;
+  if ("n" in reply) page.state = reply.state;
+  draw(reply);
+  if (!("n" in reply)) return;
   for (const [key, [text, plain]] of Object.entries(reply.inputs)) put(key, text, plain);
-  for (const [id, [text, verdict, why]] of Object.entries(reply.records)) face(id, text, verdict, why);
-  for (const [id, html] of Object.entries(reply.pictures)) for (const place of places.get("p" + id) || []) place.innerHTML = html;
-  for (const [id, html] of Object.entries(reply.tables)) for (const place of places.get("t" + id) || []) place.innerHTML = html;
   if (reply.problems.length) notice.textContent = reply.problems.join("; ");
   else if (notice.textContent && page.held) notice.textContent = "";
   if (reply.flips.length) say.textContent = reply.flips.slice(0, 2).join(". ");
   if (reply.card) card.show(reply.card);
   if (reply.pins) pinned(reply.pins);
   document.dispatchEvent(new CustomEvent("phalanx:reply", { detail: reply }));
+}
+
+/** Put records, pictures and tables in their places. @param {any} reply */
+function draw(reply) {
+  for (const [id, [text, verdict, why]] of Object.entries(reply.records)) face(id, text, verdict, why);
+  for (const [id, html] of Object.entries(reply.pictures)) for (const place of places.get("p" + id) || []) {
+    place.innerHTML = html;
+    if (html.includes("<canvas")) timelines(page.state, place);
+  }
+  for (const [id, html] of Object.entries(reply.tables)) for (const place of places.get("t" + id) || []) place.innerHTML = html;
 }
 
 /** @param {string} key @param {string} text @param {string} plain */
