@@ -30,6 +30,10 @@ class DrillReport:
         cases: one for each fault that came about, in order.
         unmet: faults that never came about, since the run does not come by there.
         seed: of all that was drawn.
+
+    Example:
+        >>> DrillReport(cases=(), unmet=(), seed=7).passed
+        True
     """
 
     cases: tuple[DrillCase, ...]

@@ -11,6 +11,7 @@ from phalanx.explore.panels.experts import experts
 from phalanx.explore.panels.fabric import fabric
 from phalanx.explore.panels.mixed import mixed
 from phalanx.explore.panels.notation import notation
+from phalanx.explore.panels.ours import ours
 from phalanx.explore.panels.pipeline import pipeline, schedules
 from phalanx.explore.panels.roofline import data, fsdp, tensor, two_clocks
 from phalanx.explore.panels.schemes import schemes
@@ -33,8 +34,12 @@ PANELS: Mapping[str, Maker] = {
     "schedules": schedules,
     "fabric": fabric,
     "systems": systems,
+    "estimate": ours,
 }
-SLOW: Mapping[str, tuple[str, ...]] = {"pipeline": ("schedules",)}  # of a part; they follow later
+SLOW: Mapping[str, tuple[str, ...]] = {
+    "pipeline": ("schedules",),
+    "plan": ("estimate",),
+}  # of a part; they follow later
 KEPT = 64  # states of a panel
 
 

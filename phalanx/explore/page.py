@@ -48,6 +48,7 @@ PARTS = (
     PagePart("pipeline", "Pipelining"),
     PagePart("fabric", "The GPU network"),
     PagePart("systems", "State, activations, failures", "The other two documents"),
+    PagePart("plan", "Plan it", "Ours"),
 )
 
 

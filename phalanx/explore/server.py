@@ -14,16 +14,24 @@ from urllib.parse import urlsplit
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from phalanx.core.errors import PhalanxError
 from phalanx.explore.board import Board
+from phalanx.explore.copies import command_of, run_file_of
 from phalanx.explore.documents import inputs_document, state_document
 from phalanx.explore.live import View
 from phalanx.explore.page import document
+from phalanx.explore.searching import search_lines
 from phalanx.explore.state import Reading, State
 from phalanx.explore.timelines import columns, drawn, pace_of
 
@@ -122,6 +130,9 @@ def application(
         Route("/api/v1/state", _state(own)),
         Route("/api/v1/inputs", _inputs),
         Route("/api/v1/timeline", _timeline),
+        Route("/api/v1/plan", _plan),
+        Route("/api/v1/command", _copy(command_of)),
+        Route("/api/v1/run", _copy(run_file_of)),
         Route("/static/{name}", _static),
         WebSocketRoute("/api/v1/live", _live(own)),
     ]
@@ -159,6 +170,22 @@ async def _timeline(request: Request) -> Response:
     except PhalanxError as error:
         return PlainTextResponse(str(error), 404)
     return Response(columns(found), media_type="application/octet-stream")
+
+
+async def _plan(request: Request) -> Response:
+    """A search, as lines: signs of life, then the ranking. A reader that leaves ends it."""
+    lines = search_lines(request.url.query)
+    return StreamingResponse(lines, media_type="application/x-ndjson")
+
+
+def _copy(make: Callable[[State], str]) -> Callable[[Request], Any]:
+    async def copied(request: Request) -> Response:
+        try:
+            return PlainTextResponse(await run_in_threadpool(make, State.parse(request.url.query)))
+        except PhalanxError as error:
+            return PlainTextResponse(f"# {error}", 409)
+
+    return copied
 
 
 async def _static(request: Request) -> Response:

@@ -36,13 +36,13 @@ class Texts(HTMLParser):
         self.inside = ""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.inside = dict(attrs).get("data-r") or "" if tag == "button" else self.inside
-        if dict(attrs).get("aria-hidden"):
-            self.icon = True
+        if tag == "button":
+            self.inside = dict(attrs).get("data-r") or ""
+            self.found |= {self.inside: ""} if self.inside else {}
 
     def handle_data(self, data: str) -> None:
         if self.inside and data not in "✓✕→":
-            self.found[self.inside] = self.found.get(self.inside, "") + data
+            self.found[self.inside] += data
 
     def handle_endtag(self, tag: str) -> None:
         if tag == "button":

@@ -237,8 +237,47 @@ const tools = {
   },
   link: (/** @type {HTMLElement} */ button) => copy(location.origin + location.pathname + (page.state ? `?${page.state}` : ""), button, "link"),
   command: async (/** @type {HTMLElement} */ button) => copy(await text("command"), button, "command"),
+  search: () => search(),
+  stop: () => searching?.abort(),
   runfile: async (/** @type {HTMLElement} */ button) => copy(await text("run"), button, "run file"),
 };
+
+/** @type {AbortController | null} */ let searching = null;
+
+/** Search layouts for this state; the page stays alive meanwhile. */
+async function search() {
+  searching?.abort();
+  const mine = (searching = new AbortController());
+  const line = /** @type {HTMLElement} */ (document.getElementById("searching"));
+  const stop = /** @type {HTMLElement} */ (document.querySelector('[data-do="stop"]'));
+  const place = /** @type {HTMLElement} */ (document.getElementById("found"));
+  stop.hidden = false;
+  line.textContent = "searching";
+  try {
+    const answer = await fetch(`api/v1/plan?${page.state}`, { signal: mine.signal });
+    const reader = /** @type {ReadableStream<Uint8Array>} */ (answer.body).pipeThrough(new TextDecoderStream()).getReader();
+    let text = "";
+    for (let part = await reader.read(); !part.done; part = await reader.read()) {
+      text += part.value;
+      for (let end = text.indexOf("\n"); end >= 0; end = text.indexOf("\n")) {
+        told(JSON.parse(text.slice(0, end)), line, place);
+        text = text.slice(end + 1);
+      }
+    }
+  } catch (error) {
+    line.textContent = mine.signal.aborted ? "stopped" : String(error);
+  }
+  if (searching === mine) stop.hidden = true;
+}
+
+/** @param {any} found @param {HTMLElement} line @param {HTMLElement} place */
+function told(found, line, place) {
+  if (found.seconds !== undefined) line.textContent = `searching, ${found.seconds} s`;
+  if (found.error) line.textContent = found.error;
+  if (!found.html) return;
+  line.textContent = "";
+  place.innerHTML = found.html;
+}
 
 /** @param {string} what */
 async function text(what) {
