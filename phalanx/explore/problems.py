@@ -84,8 +84,7 @@ PROBLEMS: tuple[Problem, ...] = (
         "LLaMA-2 13B has L = 40, D = 5,120, F = 13,824 (three matrices to an MLP), 40 heads of 128 for queries, keys and values, and V = 32,000 with separate embedding and head. How many parameters is that?",
         "params", lambda: float(PARAMS),
         "MLPs 3·D·F·L = 8.49B; attention 4·D·D·L = 4.19B; vocabulary 2·V·D = 0.33B; together 13.0B.",
-        ((lambda: float(PARAMS - LLAMA_13B.layers * LLAMA_13B.hidden * LLAMA_13B.ffn), "the gated MLP has three matrices, not two"),
-         (lambda: float(PARAMS - LLAMA_13B.embedding_params()), "embedding and head are two matrices")),
+        ((lambda: float(PARAMS - LLAMA_13B.layers * LLAMA_13B.hidden * LLAMA_13B.ffn), "the gated MLP has three matrices, not two"),),
     ),
     Problem(
         "q2p", f"{BOOK}, question 2", "How many bytes are the parameters of LLaMA-2 13B in bf16?", "bytes",
