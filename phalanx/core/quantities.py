@@ -166,6 +166,7 @@ _TRAINING = (
     Quantity("path", "path", "of a checkpoint's folder"),
     Quantity("problem", "text", "what is wrong with a checkpoint; empty if nothing is known to be"),
     Quantity("set_aside", "names", "of folders that no run goes on from"),
+    Quantity("stragglers", "texts", "what was told of ranks that were slow"),
     Quantity("samples", "count", "sequences that were learned from before a checkpoint"),
     Quantity(
         "state",

@@ -57,6 +57,7 @@ class Ledger:
 
     Attributes:
         waited: seconds in which this rank stood still for messages, by axis.
+        issuing: seconds that it took to hand messages over.
         watch: is told of every message that was waited for.
         waits: is told the axis and purpose of every message that is about to be waited for.
     """
@@ -64,6 +65,7 @@ class Ledger:
     def __init__(self) -> None:
         self._counts: Counter[Message] = Counter()
         self.waited: dict[str, float] = {}
+        self.issuing = 0.0
         self._waited_before: dict[str, float] = {}
         self.watch: Callable[[Passage], None] = lambda _: None
         self.waits: Callable[[Axis, str], None] = lambda *_: None
@@ -274,9 +276,9 @@ class Group:
 
     def _started(self, purpose: str, start: Callable[[], Pending]) -> Pending:
         """Start a message; note how long it is waited for, and say who did not come."""
+        issued = time.perf_counter()
         if faults.point("message", purpose=purpose) == "skip":
             return Pending()
-        issued = time.perf_counter()
 
         def note(wanted: float, done: float) -> None:
             self.ledger.note_wait(Passage(self.axis, purpose, issued, wanted, done))
@@ -290,6 +292,7 @@ class Group:
             raise failed(error, ()) from error
         pending.on_begin = partial(self.ledger.waits, self.axis, purpose)
         pending.on_wait, pending.on_failure = note, failed
+        self.ledger.issuing += time.perf_counter() - issued
         return pending
 
     def _failure(

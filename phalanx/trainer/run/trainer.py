@@ -24,6 +24,7 @@ from phalanx.trainer.run.resume import take_up
 from phalanx.trainer.run.rundir import RunDirectory
 from phalanx.trainer.run.saves import SaveReport, Saves
 from phalanx.trainer.run.session import Session, describe_session, open_session
+from phalanx.trainer.run.slow import heed_stragglers
 from phalanx.trainer.run.spike import heed_spike
 from phalanx.trainer.run.state import named_tensors, own_pieces, progress
 from phalanx.trainer.run.validation import validate
@@ -140,6 +141,7 @@ def _take_steps(session: Session, first: int, last: int) -> StepsTaken:
             engine.recorder.keeps_spans = step - first in _TRACED
             rate = engine.optimizer.learning_rate
             heart.step(step, meter.recent_step_seconds)
+            session.stragglers.begin()
             faults.point("step.before", step=step, tensors=partial(named_tensors, engine))
             back = look(session, step) if session.watch.is_due(step) else None
             if back is not None:
@@ -150,7 +152,9 @@ def _take_steps(session: Session, first: int, last: int) -> StepsTaken:
             heart.phase("data", DATA_SECONDS)
             ahead = batches.await_next(lambda: session.worker.stop.requested)
             heart.phase("train")
+            slow = heed_stragglers(session, step + 1, ahead)
             agreed = _agree(session, result.load, batches.seconds_waited + ahead)
+            agreed = agreed._replace(stop=agreed.stop or slow)
             metrics = meter.measure(step, result, time.perf_counter() - start, agreed, rate)
             hopeless = result.skipped and not engine.loss_scale.can_fall
             skipped_in_a_row = skipped_in_a_row + 1 if hopeless else 0
