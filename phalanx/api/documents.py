@@ -99,6 +99,15 @@ _TEXTS: Mapping[str, str] = {
             ),
         ]
     ),
+    "drill": " ".join(
+        [
+            "schema passed seed unmet",
+            _under(
+                "cases[]",
+                "fault where rank noticed_seconds back_seconds steps_repeated equal differences",
+            ),
+        ]
+    ),
     "train": (
         "schema name directory layout parameters first_step last_step steps interrupted first_loss "
         "last_loss validation_loss bytes_per_token tokens seconds tokens_per_second "
