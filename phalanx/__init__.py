@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from phalanx.api.checkpoints import CheckpointList as CheckpointList
     from phalanx.api.checkpoints import checkpoints as checkpoints
+    from phalanx.api.drills import DrillReport as DrillReport
+    from phalanx.api.drills import drill as drill
     from phalanx.api.planning import estimate as estimate
     from phalanx.api.planning import messages as messages
     from phalanx.api.plans import Plan as Plan
@@ -51,6 +53,7 @@ _HOMES = {
     **dict.fromkeys(("published", "Published"), "phalanx.api.publications"),
     "Message": "phalanx.core.message",
     "schedule": "phalanx.api.schedules",
+    **dict.fromkeys(("drill", "DrillReport"), "phalanx.api.drills"),
     **dict.fromkeys(("verify", "Verdict"), "phalanx.api.verification"),
     **dict.fromkeys(("train", "Summary"), "phalanx.api.training"),
     "Cluster": "phalanx.core.cluster",
@@ -67,6 +70,7 @@ __all__ = [
     "CheckpointList",
     "Cluster",
     "DataError",
+    "DrillReport",
     "Estimate",
     "Layout",
     "Message",
@@ -83,6 +87,7 @@ __all__ = [
     "UsageError",
     "Verdict",
     "checkpoints",
+    "drill",
     "estimate",
     "messages",
     "plan",
