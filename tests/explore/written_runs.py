@@ -10,7 +10,8 @@ LAYOUT = "dp=1 pp=2 tp=1"
 def step(number: int, loss: float) -> dict[str, object]:
     """One line of metrics."""
     return {
-        "step": number, "loss": loss, "seconds": 0.5, "tokens_per_second": 4096.0, "mfu": 0.4, "hfu": 0.5,
+        "step": number, "loss": loss, "seconds": 0.5, "tokens_per_second": 4096.0,
+        "mfu": 0.4, "hfu": 0.5,
         "data_wait_seconds": 0.01, "exposed_seconds": {"pipeline": 0.1}, "peak_bytes": 10**9,
         "validation_loss": loss + 0.1 if number % 2 else None,
     }  # fmt: skip
