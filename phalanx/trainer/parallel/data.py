@@ -109,7 +109,7 @@ class ShardedUnit:
             self.release(between_steps=True)
             return
         mine = unit.weights[unit.low : unit.high]
-        if mine.data_ptr() != unit.master.data_ptr():
+        if not unit.is_its_own_master:
             mine.copy_(unit.master)
         if self.policy.partitions:
             self._gathering = self.copies.shard.all_gather(unit.weights, mine, "weights")
