@@ -14,6 +14,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from phalanx.api.checkpoints import CheckpointList as CheckpointList
+    from phalanx.api.checkpoints import checkpoints as checkpoints
     from phalanx.api.planning import estimate as estimate
     from phalanx.api.planning import messages as messages
     from phalanx.api.plans import Plan as Plan
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    **dict.fromkeys(("checkpoints", "CheckpointList"), "phalanx.api.checkpoints"),
     **dict.fromkeys(("estimate", "messages"), "phalanx.api.planning"),
     **dict.fromkeys(("plan", "Plan"), "phalanx.api.plans"),
     **dict.fromkeys(("published", "Published"), "phalanx.api.publications"),
@@ -61,6 +64,7 @@ _HOMES = {
 }
 __all__ = [
     "CheckpointError",
+    "CheckpointList",
     "Cluster",
     "DataError",
     "Estimate",
@@ -78,6 +82,7 @@ __all__ = [
     "Summary",
     "UsageError",
     "Verdict",
+    "checkpoints",
     "estimate",
     "messages",
     "plan",

@@ -21,6 +21,7 @@ _DEVICE = (
     "device_names sources{} notes domain.size domain.topology domain.axes domain.reduces"
 )
 _CLUSTER = "name accelerator devices torus domain_size memory_bytes"
+_CHECKPOINT = "step path bytes verified layout problem"
 _ERRORS = "count mean median p90 worst bias"
 
 
@@ -110,6 +111,23 @@ _TEXTS: Mapping[str, str] = {
         "data_wait_seconds exposed_seconds{} peak_bytes skipped loss_scale expert_load "
         "expert_dropped validation_loss validation_seconds"
     ),
+    "checkpoints": " ".join(
+        ["schema directory", _under("checkpoints[]", _CHECKPOINT), "set_aside"]
+    ),
+    "checkpoints --show": " ".join(
+        [
+            "schema samples state{}",
+            _under("checkpoints[]", _CHECKPOINT),
+            _under("tensors[]", "name field dtype shape files"),
+        ]
+    ),
+    "checkpoints --diff": " ".join(
+        [
+            "schema equal compared state{}",
+            _under("checkpoints[]", _CHECKPOINT),
+            _under("tensors[]", "name field difference changed elements max_difference"),
+        ]
+    ),
     "train --dry-run": (
         "schema layout ranks stages micro_batches parameters tokens_per_step steps tokens corpus "
         "corpus_tokens needed_bytes free_bytes notes resumes"
@@ -142,6 +160,7 @@ _TEXTS: Mapping[str, str] = {
             _under("cluster", _CLUSTER),
         ]
     ),
+    "explore": "schema state inputs{} unknown{} problems records{}",
     "help": "schema topics[].name topics[].kind topics[].meaning topics[].default topics[].values "
     "topics[].example",
 }

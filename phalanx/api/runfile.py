@@ -124,7 +124,7 @@ def read_tables(path: Path) -> Tables:
         raise UsageError(f"there is no run file {path}") from None
     except OSError as error:
         raise UsageError(f"cannot read the run file {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also numbers and nests beyond all reason
         raise UsageError(f"{path} is not a run file in TOML: {error}") from None
 
 
@@ -186,7 +186,15 @@ def _of_weights(table: Mapping[str, Any]) -> Tables:
 
 
 def assignment(text: str) -> tuple[str, str, Any]:
-    """Read `section.key=value`."""
+    """Read `section.key=value`, with the value as TOML has it; what is no TOML is a text.
+
+    Raises:
+        UsageError: a part of it is missing.
+
+    Example:
+        >>> assignment("recipe.steps=100"), assignment("layout.schedule=zb-v")
+        (('recipe', 'steps', 100), ('layout', 'schedule', 'zb-v'))
+    """
     name, equals, value = text.partition("=")
     section, dot, key = name.strip().partition(".")
     if not (equals and dot and section and key and value.strip()):
@@ -198,7 +206,7 @@ def _value(text: str) -> Any:
     """A value in TOML; whatever is not, is a text."""
     try:
         found = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
     value = found["value"]
     usable = len(found) == 1 and isinstance(value, bool | int | float | str | list)

@@ -52,7 +52,7 @@ def train(run: RunLike, *, name: str = "", runs: str | Path = "runs") -> Summary
     with RunDirectory.create(Path(runs), name) as directory:
         directory.write_run(resolved)
         events = EventLog(directory.events_file)
-        restarter = Restarter(directory, resolved.recipe.max_restarts, events)
+        restarter = Restarter(directory, resolved.recipe, events)
         ranks = resolved.layout.ranks
         launch(
             train_one_rank, (resolved, directory), ranks, on_event=events.note, restarter=restarter

@@ -34,7 +34,12 @@ class AskedCluster(NamedTuple):
 
 
 def parse_cluster_name(name: str) -> AskedCluster | None:
-    """Split `h100x16384` or `tpu-v5p 16x16x16` into its parts; None if it has no count."""
+    """Split `h100x16384` or `tpu-v5p 16x16x16` into its parts; None if it has no count.
+
+    Example:
+        >>> parse_cluster_name("TPU-v5p 16x16x16")
+        AskedCluster(accelerator='tpu-v5p', sizes=(16, 16, 16))
+    """
     match = _NAME.match(name.strip().lower())
     if match is None:
         return None

@@ -50,12 +50,24 @@ def model(name: str) -> ModelShape:
     Raises:
         UsageError: nobody knows the name (the message has the nearest ones), or the file
             cannot be read.
+
+    Example:
+        >>> shape = model("llama-3.1-8b")
+        >>> shape.layers, shape.hidden, f"{shape.params():,}"
+        (32, 4096, '8,030,261,248')
     """
     return model_entry(name).shape
 
 
 def model_entry(name: str) -> ModelEntry:
-    """A model with its published counts and source; see `model`."""
+    """A model with its published counts and source.
+
+    Args:
+        name: in the catalog or an alias, or the path of a `.toml` file.
+
+    Raises:
+        UsageError: as of `model`; of a file also a key that is unknown, or a size that cannot be.
+    """
     if name.endswith(".toml"):
         return _model_entry(Path(name).stem, read_toml(Path(name)), name)
     path = _find("model", "models", name)
@@ -72,6 +84,11 @@ def accelerator(name: str) -> Accelerator:
 
     Raises:
         UsageError: nobody knows the name, or the file cannot be read.
+
+    Example:
+        >>> device = accelerator("h100-sxm")
+        >>> device.peak("bf16"), device.memory, device.domain.size
+        (989400000000000.0, 80000000000.0, 8)
     """
     return hardware.read_accelerator(*_accelerator_table(name))
 
@@ -98,6 +115,10 @@ def cluster(name: str) -> Cluster:
 
     Raises:
         UsageError: an unknown accelerator or cluster, no count, or an impossible one.
+
+    Example:
+        >>> cluster("h100x16384").count, cluster("tpu-v5p:8x8x16").torus
+        (16384, (8, 8, 16))
     """
     if name.endswith(".toml"):
         return _cluster_from_file(Path(name))
@@ -212,5 +233,5 @@ def read_toml(path: Path) -> dict[str, Any]:
             return tomllib.load(file)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also numbers and nests beyond all reason
         raise UsageError(f"{path} is not TOML: {error}") from error

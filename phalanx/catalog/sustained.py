@@ -15,7 +15,11 @@ _TERA = 1e12
 
 @lru_cache(maxsize=64)
 def sustained(accelerator: str) -> Sustained:
-    """The set of an accelerator by its catalog name; the assumed one if nobody fitted it."""
+    """The set of an accelerator by its catalog name; the assumed one if nobody fitted it.
+
+    Args:
+        accelerator: a name and no alias; nobody is told where it is in no set.
+    """
     for path in sorted(ROOT.glob("*.toml")):
         table = _read(path)
         if accelerator in table["accelerators"]:

@@ -70,7 +70,12 @@ class PlainReporter:
             self._console.print("  ".join(describe_step(metrics)), soft_wrap=True)
 
     def on_validation(self, step: int, loss: float) -> None:
-        """Write the loss on held-out text."""
+        """Write the loss on held-out text.
+
+        Args:
+            step: how many steps are done.
+            loss: nats per token, a mean over the held-out text.
+        """
         self._console.print(f"step {step}: loss on held-out text {loss:.4f}")
 
     def on_event(self, text: str) -> None:
@@ -105,7 +110,12 @@ class LiveReporter:
         self._live.update(live_line(metrics, self._console.width), refresh=True)
 
     def on_validation(self, step: int, loss: float) -> None:
-        """Let the loss on held-out text scroll by."""
+        """Let the loss on held-out text scroll by.
+
+        Args:
+            step: how many steps are done.
+            loss: nats per token, a mean over the held-out text.
+        """
         self.on_event(f"step {step}: loss on held-out text {loss:.4f}")
 
     def on_event(self, text: str) -> None:
@@ -143,7 +153,12 @@ def describe_step(metrics: StepMetrics) -> list[str]:
 
 
 def clock(seconds: float) -> str:
-    """A duration as a clock shows it: `1:05`, `2:03:04`."""
+    """A duration as a clock shows it: `1:05`, `2:03:04`.
+
+    Example:
+        >>> clock(65.2), clock(7384)
+        ('1:05', '2:03:04')
+    """
     minutes, rest = divmod(round(max(seconds, 0.0)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
@@ -156,7 +171,12 @@ def _utilisation(metrics: StepMetrics) -> str:
 
 
 def live_line(metrics: StepMetrics, width: int) -> RenderableType:
-    """As many pieces as fit, and a bar if there is room left."""
+    """As many pieces as fit, and a bar if there is room left.
+
+    Args:
+        metrics: of the step that was done last.
+        width: cells of the terminal; a bar takes 8 to 24 of them, and one beside it.
+    """
     text = fit(describe_step(metrics), width)
     cells = min(MOST_BAR_CELLS, width - len(text) - 1)
     if cells < LEAST_BAR_CELLS:
@@ -168,7 +188,16 @@ def live_line(metrics: StepMetrics, width: int) -> RenderableType:
 
 
 def fit(pieces: Sequence[str], width: int) -> Text:
-    """Join pieces with two spaces, leaving off the last ones that do not fit."""
+    """Join pieces with two spaces, leaving off the last ones that do not fit.
+
+    Args:
+        pieces: in the order of their worth; the first one stays, and is cropped if it must be.
+        width: cells of the line.
+
+    Example:
+        >>> fit(["step 3/10", "loss 2.1000", "left 1:05"], 24).plain
+        'step 3/10  loss 2.1000'
+    """
     line = Text(no_wrap=True, overflow="crop")
     for piece in pieces:
         gap = "  " if line else ""

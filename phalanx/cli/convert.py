@@ -39,7 +39,13 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Find the checkpoint, write the folder, say what loads it."""
+    """Find the checkpoint, write the folder, say what loads it.
+
+    Raises:
+        UsageError: there is no such run or checkpoint, or none yet.
+        RefusedError: no model of Transformers computes what this one does, or the folder is in use.
+        CheckpointError: the checkpoint cannot be trusted.
+    """
     import torch
 
     from phalanx.trainer.model.huggingface import export_hf

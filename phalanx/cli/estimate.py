@@ -46,7 +46,12 @@ def framework_argument(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Price the layout, show it, and say what would make it fit."""
+    """Price the layout, show it, and say what would make it fit.
+
+    Raises:
+        UsageError: an unknown name or word, or a number that is less than 1.
+        RefusedError: the model, the batch or the devices cannot be cut so.
+    """
     # imported here, so that --help comes at once
     from phalanx.api.planning import estimate_request, suggestion
     from phalanx.cli import estimate_screen as screen

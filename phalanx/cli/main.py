@@ -15,16 +15,18 @@ from types import ModuleType
 from typing import NoReturn
 
 from phalanx import __version__
-from phalanx.cli.stream import lose, open_closed_streams, report_error
+from phalanx.cli.stream import LossyStream, lose, open_closed_streams, report_error
 from phalanx.core.errors import PhalanxError, UsageError, unknown
 
 COMMANDS = {
     "train": "train a model, cut any way over data, tensor and pipeline",
     "verify": "prove that a layout takes the same steps as one device",
+    "checkpoints": "list, verify, open and compare the checkpoints of a run",
     "convert": "write a trained model as Hugging Face Transformers reads it",
     "plan": "find the fastest layout for a model on a cluster, and say why",
     "estimate": "price one layout: its seconds, its bytes, its messages",
     "schedule": "draw and check a pipeline schedule",
+    "explore": "open the page on which every number can be dragged",
     "published": "predict a table of published runs, and compare",
     "models": "list the models of the catalog, or show one",
     "clusters": "list the accelerators and clusters of the catalog, or show one",
@@ -56,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _require_text(words)
         code = _dispatch(words)
-        sys.stdout.flush()
+        LossyStream(sys.stdout).flush()  # the exit code is that of the command, also unread
         return code
     except BrokenPipeError:  # whoever read our output has seen enough
         lose(sys.stdout)

@@ -37,7 +37,11 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """List all models, or show one."""
+    """List all models, or show one.
+
+    Raises:
+        UsageError: an unknown name, a sequence without tokens, or --on without a model.
+    """
     if args.seq < 1:
         raise UsageError(f"--seq is {args.seq}; a sequence has at least 1 token")
     if args.on and not args.model:

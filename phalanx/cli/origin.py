@@ -56,6 +56,10 @@ def origin_of(args: Namespace) -> Origin:
 def require_same_model(run: Run, origin: Origin) -> None:
     """Refuse another model than the weights are of, also where all have the same shapes.
 
+    Args:
+        run: what is to be trained; the name of its model may be another.
+        origin: whose run file says what the weights are of; without one everything is accepted.
+
     Raises:
         RefusedError: naming the key.
     """

@@ -6,6 +6,8 @@ import sys
 from contextlib import suppress
 from typing import TextIO
 
+from phalanx.core.secrets import redact
+
 
 class LossyStream:
     """Standard output or error that loses text rather than ending the program.
@@ -72,6 +74,18 @@ def lose(stream: TextIO) -> None:
         os.close(nowhere)
 
 
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Write a line for a person, if there is one: nobody who went away may change an exit code.
+
+    Args:
+        text: the line.
+        stream: by default standard error.
+    """
+    lossy = LossyStream(stream or sys.stderr)
+    lossy.write(f"{text}\n")
+    lossy.flush()
+
+
 def report_error(message: str, code: int, as_json: bool) -> int:
     """Say on stderr what went wrong; with --json, stdout still gets its one document.
 
@@ -83,9 +97,10 @@ def report_error(message: str, code: int, as_json: bool) -> int:
     Returns:
         The exit code.
     """
-    print(f"error: {message}", file=sys.stderr)
+    message = redact(message)
+    say(f"error: {message}")
     if as_json:
-        print(json.dumps({"schema": 1, "error": message, "exit_code": code}))
+        say(json.dumps({"schema": 1, "error": message, "exit_code": code}), sys.stdout)
     return code
 
 

@@ -45,7 +45,12 @@ def show_info(info: RunInfo) -> RenderableType:
 
 
 def print_summary(console: Console, summary: Summary) -> None:
-    """Write what a run came to, for a person to read."""
+    """Write what a run came to, for a person to read.
+
+    Args:
+        console: where; commands to try next are not folded to its width.
+        summary: of the run; what it does not know is left out.
+    """
     console.print(_panel(summary))
     if summary.sample:
         console.print(Text("\nWhat it writes now:", style="bold"))
@@ -81,7 +86,19 @@ def _panel(summary: Summary) -> Panel:
 
 
 def sparkline(values: Sequence[float], cells: int) -> str:
-    """A curve of blocks, from the lowest value to the highest; each cell is a mean."""
+    """A curve of blocks, from the lowest value to the highest; each cell is a mean.
+
+    Args:
+        values: at least one; a cell that holds one that is not finite is a `!`.
+        cells: at the most, at least 1.
+
+    Returns:
+        As many cells as there are values, if those are fewer; nothing where no cell is finite.
+
+    Example:
+        >>> sparkline([4.0, 4.0, 3.0, 2.0, 1.0, 1.0], cells=3)
+        '█▅▁'
+    """
     count = min(cells, len(values))
     edges = [len(values) * i // count for i in range(count + 1)]
     means = [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]

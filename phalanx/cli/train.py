@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from phalanx.api.runfile import load_run
 from phalanx.cli.console import Screen, open_console
 from phalanx.cli.origin import Origin, origin_of, require_same_model
-from phalanx.cli.stream import report_error, restore_terminal
+from phalanx.cli.stream import report_error, restore_terminal, say
 from phalanx.cli.trial import describe_resume, describe_run, refuse_untrainable, show_run
 from phalanx.core.errors import PhalanxError, UsageError
 from phalanx.core.run import Run
@@ -36,6 +36,7 @@ from phalanx.trainer.run.launch import (
     WarmStart,
     count_gpus,
     launch,
+    require_files,
     require_torch,
 )
 from phalanx.trainer.run.orphans import die_with_parent
@@ -43,12 +44,14 @@ from phalanx.trainer.run.report import Reporter, Silent
 from phalanx.trainer.run.restart import Restarter
 from phalanx.trainer.run.room import Room
 from phalanx.trainer.run.rundir import RunDirectory, require_free
+from phalanx.trainer.run.signals import remembered
 from phalanx.trainer.run.started import Started, started_by
 
 if TYPE_CHECKING:
     from phalanx.trainer.run.worker import Worker
 
 INTERRUPTED = 75
+BATCH_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 DIRECTORY = "directory"  # of the run, in the store that all starts under torchrun share
 PRELOAD = ("phalanx.trainer.run.trainer", "phalanx.cli.console", __name__)
 
@@ -121,14 +124,16 @@ def run(args: Namespace) -> int:
     require_torch()
     warm = WarmStart()
     try:
-        with _stopping():
+        with _stopping(), remembered(BATCH_SIGNALS):
             return _train_here(args, origin, warm)
     except BaseException as error:
         warm.abandon()
         if not isinstance(error, _StopError):
             raise
-        message = "interrupted before the first step; nothing was written"
-        return report_error(message, INTERRUPTED, args.json)
+        if origin.fresh:  # 75 would promise that one can go on
+            message = "interrupted before the first step: there is nothing to resume"
+            return report_error(message, 1, args.json)
+        return report_error("interrupted before the first step", INTERRUPTED, args.json)
     finally:
         restore_terminal()
 
@@ -153,7 +158,18 @@ class Job:
 
 
 def train_one_rank(worker: "Worker", job: Job) -> int:
-    """What each rank does: all of it in `phalanx.trainer.run.trainer`, except for the screen."""
+    """What each rank does: all of it in `phalanx.trainer.run.trainer`, except for the screen.
+
+    Args:
+        worker: this process, joined with the others; rank 0 shows the run.
+        job: what the command hands to every rank.
+
+    Returns:
+        The exit code: 0, or 75 if it was asked to stop and saved.
+
+    Raises:
+        PhalanxError: with one line that says what to change.
+    """
     from phalanx.trainer.run.environment import describe_environment
     from phalanx.trainer.run.trainer import train
 
@@ -197,12 +213,14 @@ def _train_here(args: Namespace, origin: Origin, warm: WarmStart) -> int:
         warm.begin(PRELOAD)
         return count_gpus()
 
+    require_files(args.ranks or 1)  # before anything is started that would miss them
     run, _ = _load(args, origin, args.ranks, count_gpus_meanwhile)
+    require_files(run.layout.ranks)
     warm.begin(PRELOAD)
     with _directory(origin, run) as directory:
         job = Job(run, directory, origin.resume, _screen(args), _proof(args, run))
         events = EventLog(directory.events_file, _silent if args.quiet else _say)
-        restarter = Restarter(directory, run.recipe.max_restarts, events)
+        restarter = Restarter(directory, run.recipe, events)
         on_stop = _silent if args.quiet else _say_that_it_stops
         code = launch(train_one_rank, (job,), run.layout.ranks, on_stop, events.note, restarter)
         _print_summary(args, directory)
@@ -320,32 +338,31 @@ class _StopError(BaseException):
 
 @contextmanager
 def _stopping() -> Iterator[None]:
-    """Clean up at any signal that ends the command, until the ranks are watched over.
+    """Clean up when somebody interrupts the command before the ranks are watched over.
 
-    Not KeyboardInterrupt: Python remembers one that passed through `exec`, as in the dataclasses
-    of a library, and then ends by SIGINT whatever the exit code was to be.
+    What batch systems send waits until then: the ranks take a step and save, so that the run can
+    go on. It is not KeyboardInterrupt: Python remembers one that passed through `exec`, as in the
+    dataclasses of a library, and then ends by SIGINT whatever the exit code was to be.
     """
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
         raise _StopError
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, stop) for number in numbers}
+    before = signal.signal(signal.SIGINT, stop)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        signal.signal(signal.SIGINT, before)
 
 
 def _print_summary(args: Namespace, directory: RunDirectory) -> None:
     if args.json:
-        print(directory.summary_file.read_text(encoding="utf-8"), end="")
+        say(directory.summary_file.read_text(encoding="utf-8").rstrip("\n"), sys.stdout)
 
 
 def _say(event: str) -> None:
     restore_terminal()  # rank 0 may have died with its live line on it
-    print(event, file=sys.stderr)
+    say(event)
 
 
 def _silent(event: str = "") -> None:
@@ -353,7 +370,4 @@ def _silent(event: str = "") -> None:
 
 
 def _say_that_it_stops() -> None:
-    print(
-        "\nstopping: this step ends, then a checkpoint is saved; Ctrl-C again to leave without",
-        file=sys.stderr,
-    )
+    say("\nstopping: this step ends, then a checkpoint is saved; Ctrl-C again to leave without")

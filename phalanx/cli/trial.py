@@ -44,7 +44,19 @@ def refuse_untrainable(run: Run, local_ranks: int) -> Room:
 
 
 def describe_run(run: Run, room: Room) -> dict[str, Any]:
-    """The facts of a run that can be told without starting it."""
+    """The facts of a run that can be told without starting it.
+
+    Args:
+        run: every value, resolved.
+        room: bytes that the run needs of this machine, and those that are free.
+
+    Returns:
+        Fields of the document of a dry run, see `docs/json.md`.
+
+    Raises:
+        DataError: the corpus cannot be read, or is too short.
+        UsageError: the documents of the corpus are to be kept apart and cannot be told.
+    """
     corpus = open_text(run).training.corpus
     recipe, layout = run.recipe, run.layout
     return {
@@ -78,9 +90,17 @@ def describe_resume(run: Run, origin: Origin) -> dict[str, Any]:
 
     The checkpoint is believed here; the start reads every byte of it, and may take the one before.
 
+    Args:
+        run: every value, resolved.
+        origin: where it starts from.
+
+    Returns:
+        `resumes`, a path or None, and `notes`, a line for every value that has changed.
+
     Raises:
         RefusedError: the run would not see the samples that come next.
         UsageError: it ends before the checkpoint.
+        CheckpointError: the checkpoint's manifest is damaged, or says nothing of a run.
     """
     if origin.resume is None:
         return {}
@@ -108,7 +128,12 @@ def describe_resume(run: Run, origin: Origin) -> dict[str, Any]:
 
 
 def show_run(run: Run, facts: dict[str, Any]) -> RenderableType:
-    """The facts for a person."""
+    """The facts for a person.
+
+    Args:
+        run: every value, resolved.
+        facts: of `describe_run` and, if it goes on from something, of `describe_resume`.
+    """
     recipe, layout = run.recipe, run.layout
     rounds = facts["tokens"] / max(facts["corpus_tokens"], 1)
     rows = {

@@ -53,6 +53,10 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
         what: the kind of thing, for example "key" or "model".
         name: what was asked for.
         known: every name that would have been accepted.
+
+    Example:
+        >>> print(unknown("axis", "tpp", ["tp", "pp", "dp"]))
+        unknown axis 'tpp'; did you mean tp or pp?
     """
     names = sorted(known)
     near = get_close_matches(name, names, n=3, cutoff=0.5)
@@ -61,7 +65,15 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
 
 
 def require_whole(name: str, value: object) -> None:
-    """Raise UsageError where a value is no whole number; a switch is none either."""
+    """Accept a whole number and nothing that only behaves like one: no 2.0, and no switch.
+
+    Args:
+        name: of the key, as the error calls it.
+        value: what was given for it.
+
+    Raises:
+        UsageError: it is no `int`, or it is True or False.
+    """
     if isinstance(value, bool) or not isinstance(value, int):
         raise UsageError(f"{name} is {value!r}; it is a whole number")
 
@@ -83,7 +95,12 @@ def require_type(name: str, value: object, kinds: type | tuple[type, ...], words
 
 
 def divisors(n: int) -> tuple[int, ...]:
-    """All positive divisors of `n`, ascending: what a degree "can be"."""
+    """All positive divisors of `n`, ascending: what a degree "can be".
+
+    Example:
+        >>> divisors(12)
+        (1, 2, 3, 4, 6, 12)
+    """
     small = [i for i in range(1, int(n**0.5) + 1) if n % i == 0]
     return tuple(sorted({*small, *(n // i for i in small)}))
 
@@ -94,6 +111,10 @@ def shorten(values: Iterable[object], limit: int = 8) -> str:
     Args:
         values: in the order in which they are printed.
         limit: how many are printed.
+
+    Example:
+        >>> shorten(divisors(96), limit=4)
+        '1, 2, 3, 4, ...'
     """
     all_values = list(values)
     shown = ", ".join(str(v) for v in all_values[:limit])

@@ -158,12 +158,24 @@ class Layout:
         return self.cp * (self.tp if self.sequence_parallel else 1)
 
     def padded_seq(self, seq: int) -> int:
-        """The length that ranks compute with: whole parts, and two chunks on each cp rank."""
+        """The length that ranks compute with: whole parts, and two chunks on each cp rank.
+
+        Args:
+            seq: tokens of a sequence.
+
+        Example:
+            >>> Layout(tp=4, cp=2).padded_seq(1000)
+            1008
+        """
         unit = self.sequence_parts * (2 if self.cp > 1 else 1)
         return -(-seq // unit) * unit
 
     def coordinates(self, rank: int) -> Coordinates:
-        """Where `rank` stands; the inverse of `rank_at`."""
+        """Where `rank` stands; the inverse of `rank_at`.
+
+        Args:
+            rank: 0 to `ranks` - 1; a larger one gets a dp that does not exist.
+        """
         rest, tp = divmod(rank, self.tp)
         rest, cp = divmod(rest, self.cp)
         dp, pp = divmod(rest, self.pp)
@@ -216,6 +228,7 @@ class Layout:
 
         Raises:
             UsageError: an unknown key, a key twice, or a value of the wrong kind.
+            RefusedError: shard does not divide dp.
         """
         values: dict[str, object] = {}
         for word in line.replace(",", " ").split():
@@ -229,7 +242,15 @@ class Layout:
 
     @classmethod
     def from_mapping(cls, values: dict[str, object]) -> "Layout":
-        """Build a layout from keys and values, as a run file or a line gives them."""
+        """Build a layout from keys and values, as a run file or a line gives them.
+
+        Args:
+            values: of each key its value, or the text that a line has for it.
+
+        Raises:
+            UsageError: an unknown key (the message has the nearest), or a value of the wrong kind.
+            RefusedError: shard does not divide dp.
+        """
         known = {field.name for field in fields(cls)}
         for key in values:
             if key not in known:
@@ -253,6 +274,10 @@ def share(total: int, parts: int, index: int) -> tuple[int, int]:
         total: what is cut.
         parts: how many there are.
         index: which, from 0.
+
+    Example:
+        >>> [share(10, 4, index) for index in range(4)]
+        [(0, 3), (3, 3), (6, 2), (8, 2)]
     """
     size, left = divmod(total, parts)
     return index * size + min(index, left), size + (index < left)

@@ -43,7 +43,10 @@ class Width(NamedTuple):
         return self.pieces * self.each
 
     def parts(self, t: Any) -> Any:
-        """Into how many parts t ranks cut it: by arithmetic alone, so that t may be a column."""
+        """Into how many parts t ranks cut it: by arithmetic alone, so that t may be a column.
+
+        Never more than there are pieces: then t of them share what one would have.
+        """
         one = t // t
         return t - (t - self.pieces) * (t > self.pieces) if self.cut else one
 
@@ -52,7 +55,17 @@ class Width(NamedTuple):
         return self.channels / self.parts(t)
 
     def held(self, t: Any, index: int = 0) -> Any:
-        """Channels of tp rank `index` exactly; the first has the most."""
+        """Channels that one tp rank has, exactly; the first has the most.
+
+        Args:
+            t: tp, a number or a column of whole numbers.
+            index: the tp rank, 0 to t - 1. Of more ranks than pieces, neighbours in a row have the
+                same piece.
+
+        Example:
+            >>> [Width(pieces=10, each=128).held(4, index) for index in range(4)]
+            [384, 384, 256, 256]
+        """
         parts = self.parts(t)
         place = index * parts // t if self.cut else 0
         return (self.pieces // parts + (place < self.pieces % parts)) * self.each
@@ -88,12 +101,24 @@ class Parameter(NamedTuple):
     again: frozenset[str] = frozenset()
 
     def elements(self, experts: int | None = None) -> int:
-        """Of all of it, or of that of so many experts if it is of experts."""
+        """Elements of all of it, before anything is cut.
+
+        Args:
+            experts: of how many experts, if it is of experts; None counts all that there are.
+        """
         count = self.experts if experts is None else min(self.experts, experts)
         return prod(dim.channels for dim in self.dims) * (count if self.experts else 1)
 
     def held(self, t: Any, index: int = 0) -> Any:
-        """Elements of tp rank `index`, t one number or a column; of one expert, if of experts."""
+        """Elements that one tp rank has: the product of the sides, of which it cuts some.
+
+        Args:
+            t: tp, a number or a column of whole numbers.
+            index: the tp rank, 0 to t - 1; the first has the most.
+
+        Returns:
+            Like t, also where nothing is cut; of a parameter of experts, those of one expert.
+        """
         sizes = [dim.held(t, index) for dim in self.dims if dim.cut]
         return prod(dim.channels for dim in self.dims if not dim.cut) * prod(sizes) * (t // t)
 
@@ -147,7 +172,13 @@ class Boundary(NamedTuple):
 
 
 class MatrixProduct(NamedTuple):
-    """Tokens x `inner` by `inner` x `out`, and both gradients; `out` may be several matrices."""
+    """Tokens x `inner` by `inner` x `out`, and both gradients.
+
+    Attributes:
+        inner: channels of a token, which are multiplied and added up.
+        out: channels of the result; several where several matrices read the same input at once.
+        tokens: whose.
+    """
 
     inner: Width
     out: tuple[Width, ...]

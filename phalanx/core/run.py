@@ -18,6 +18,7 @@ Decay = Literal["cosine", "linear", "constant"]
 OptimizerName = Literal["adamw", "sgd"]
 MasterWeights = Literal["fp32", "none", "stochastic"]
 Moments = Literal["fp32", "bf16"]
+Spike = Literal["off", "tell", "skip", "rollback"]
 TokenDtype = Literal["auto", "uint8", "uint16", "uint32", "int32", "int64"]
 
 
@@ -26,6 +27,7 @@ _RECIPE_WORDS = {
     "optimizer": get_args(OptimizerName),
     "master_weights": get_args(MasterWeights),
     "moments": get_args(Moments),
+    "spike": get_args(Spike),
 }
 
 
@@ -75,8 +77,14 @@ class Recipe:
         keep: how many checkpoints stay, counted from the newest; at least 1.
         max_restarts: how often at most the launcher starts the ranks again after one has died; 0
             never does. Three in a row without progress are the last in any case.
+        grace: seconds from a request to stop until ranks that have not saved are ended; 0 gives
+            them all the time they need. A batch system ends them itself, some time after it asked.
         keep_every: a checkpoint whose step is a multiple of this is saved and stays for good; 0
             has none.
+        spike: what to do about a loss or gradient norm far above those of the last steps, or not
+            finite: tell; skip its update; go back and skip the batches before it (rollback); or
+            not look (off).
+        spike_window: batches up to a spike that a rollback skips.
         evaluate_every: steps between validations; 0 validates only at the end.
         evaluate_batches: batches of held-out text per validation, always the same ones, no window
             twice; 0 never validates.
@@ -113,6 +121,9 @@ class Recipe:
     keep: int = 2
     keep_every: int = 0
     max_restarts: int = 100
+    grace: float = 0.0
+    spike: Spike = "tell"
+    spike_window: int = 100
     evaluate_every: int = 0
     evaluate_batches: int = 4
     sample_tokens: int = 160
@@ -120,7 +131,7 @@ class Recipe:
     def __post_init__(self) -> None:
         """Reject values outside their domain."""
         self._require_kinds()
-        for key in ("seq", "batch", "steps", "keep"):
+        for key in ("seq", "batch", "steps", "keep", "spike_window"):
             _at_least(f"recipe.{key}", getattr(self, key), 1)
         for key in ("stop_at", "warmup", "checkpoint_every", "keep_every", "evaluate_every"):
             _at_least(f"recipe.{key}", getattr(self, key), 0)
@@ -128,7 +139,7 @@ class Recipe:
             _at_least(f"recipe.{key}", getattr(self, key), 0)
         for key in ("learning_rate", "weight_decay", "clip", "eps", "init_std"):
             _at_least(f"recipe.{key}", getattr(self, key), 0.0)
-        for key in ("balance_loss", "balance_speed", "capacity"):
+        for key in ("balance_loss", "balance_speed", "capacity", "grace"):
             _at_least(f"recipe.{key}", getattr(self, key), 0.0)
         for key in ("beta1", "beta2", "dropout", "label_smoothing"):
             _within(f"recipe.{key}", getattr(self, key), 1.0, closed=False)

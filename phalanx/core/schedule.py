@@ -85,7 +85,11 @@ class Schedule:
         return self.num_stages // self.copies
 
     def microbatches_of(self, stage: int) -> range:
-        """The micro-batches that pass `stage`: all of them, unless the model is there twice."""
+        """The micro-batches that pass `stage`: all of them, unless the model is there twice.
+
+        Args:
+            stage: 0 to `num_stages` - 1, counted through all copies of the model.
+        """
         copy, share = stage // self.depth, self.m // self.copies
         return range(copy * share, (copy + 1) * share)
 

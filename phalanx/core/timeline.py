@@ -36,7 +36,17 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """Spans of all ranks, planned or measured."""
+    """Spans of all ranks, planned or measured.
+
+    Example:
+        >>> spans = Span(0, "0F0", "compute", 0.0, 1.5), Span(1, "1F0", "compute", 1.5, 3.0)
+        >>> Timeline("planned", spans).seconds_by_category()
+        {'compute': 3.0}
+
+    Attributes:
+        source: whether a schedule was played, or ranks were watched.
+        spans: in any order.
+    """
 
     source: Literal["planned", "measured"]
     spans: tuple[Span, ...]

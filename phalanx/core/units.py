@@ -60,12 +60,22 @@ def show_rate(rate: float, unit: str = "FLOP") -> str:
 
 
 def show_count(number: float) -> str:
-    """How many, with the letters of parameters and tokens: `405B`, `16M`."""
+    """How many, with the letters of parameters and tokens: `405B`, `16M`.
+
+    Example:
+        >>> show_count(405e9), show_count(16_777_216)
+        ('405B', '16.8M')
+    """
     return _scaled(number, _COUNTS, 1000.0).replace(" ", "")
 
 
 def show_seconds(seconds: float) -> str:
-    """A duration in the largest unit that gives at least one: `6.23 s`, `67 days`."""
+    """A duration in the largest unit that gives at least one: `6.23 s`, `67 days`.
+
+    Example:
+        >>> show_seconds(0.00042), show_seconds(5.8e6)
+        ('420 us', '67.1 days')
+    """
     if not math.isfinite(seconds) or seconds == 0:
         return f"{seconds:g} s"
     for size, name in _TIMES:
@@ -88,6 +98,10 @@ def parse_count(text: str, what: str = "number") -> float:
 
     Raises:
         UsageError: not a number, or not a positive finite one.
+
+    Example:
+        >>> parse_count("16M"), parse_count("16Mi"), parse_count("4e6")
+        (16000000.0, 16777216.0, 4000000.0)
     """
     match = re.fullmatch(r"\s*([0-9][0-9_,.]*(?:e[+-]?[0-9]+)?)\s*([a-z]{0,2})\s*", text.lower())
     if match is None or match[2] not in _FACTORS:
@@ -110,6 +124,10 @@ def parse_bytes(text: str, what: str = "size") -> float:
 
     Raises:
         UsageError: not a size.
+
+    Example:
+        >>> parse_bytes("80GB"), parse_bytes("76GiB")
+        (80000000000.0, 81604378624.0)
     """
     bare = text.strip()
     bare = bare[:-1] if bare.lower().endswith("b") else bare

@@ -28,6 +28,14 @@ def paper_layer_bytes(shape: ModelShape, layout: Layout, seq: int) -> float:
         shape: the model; only h and a are used.
         layout: tp, sp, mb and recompute are used.
         seq: s, tokens per sequence.
+
+    Example:
+        The paper's 80 a h for the scores of GPT-3, beside 34:
+
+        >>> from phalanx.catalog.load import model
+        >>> gpt = model("gpt-3-175b")
+        >>> paper_layer_bytes(gpt, Layout(), seq=2048) / (2048 * gpt.hidden)
+        114.0
     """
     s, b, h, a, t = seq, layout.mb, shape.hidden, shape.heads, layout.tp
     whole = t if layout.sequence_parallel else 1
@@ -38,7 +46,17 @@ def paper_layer_bytes(shape: ModelShape, layout: Layout, seq: int) -> float:
 
 
 def linear_term_bytes(shape: ModelShape, tokens: float, layers: float, t: int) -> float:
-    """The term of a block without scores, 34 h bytes per token: tokens x layers x 34 h / t."""
+    """The term without scores, of all blocks of a rank: tokens x layers x 34 h / t.
+
+    Source: Korthikanti et al. 2022 (arXiv:2205.05198), equation 4, without 5 a s / h; tp and sp
+    both cut everything.
+
+    Args:
+        shape: the model; only its hidden is used.
+        tokens: s b of all micro-batches in flight, before tp cuts them.
+        layers: blocks of the rank; a mean need not be whole.
+        t: tp.
+    """
     return tokens * layers * 34.0 * shape.hidden / t
 
 
@@ -46,6 +64,13 @@ def checkpointed_bytes(shape: ModelShape, tokens: float, layers: float, t: int) 
     """With only block inputs kept: 2 h bytes per token and block, and one block in full.
 
     The block whose forward is being repeated holds everything again, 34 h bytes per token.
+    Source: Korthikanti et al. 2022 (arXiv:2205.05198), table 2 and equation 4; sp cuts both.
+
+    Args:
+        shape: the model; only its hidden is used.
+        tokens: s b of all micro-batches in flight, before tp cuts them.
+        layers: blocks of the rank; a mean need not be whole.
+        t: tp.
     """
     inputs = tokens * layers * 2.0 * shape.hidden / t
     return inputs + linear_term_bytes(shape, tokens, 1, t)

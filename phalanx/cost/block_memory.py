@@ -48,7 +48,14 @@ class BlockMemory:
 
     @classmethod
     def known(cls, table: Table, stack: Stack, pairs: dict[str, Pair]) -> "BlockMemory":
-        """With pairs of which some have been found elsewhere, by name."""
+        """Blocks of which some pairs have been found elsewhere and need not be folded again.
+
+        Args:
+            table: the layouts.
+            stack: what the program keeps.
+            pairs: bytes of a block without and with experts, each a column of the table, under the
+                names of the properties that they stand for (`PAIRS`).
+        """
         found = cls(table, stack)
         found.__dict__.update(pairs)
         return found
@@ -245,6 +252,10 @@ def held_in_backward(table: Table, element: int) -> Column:
                                         arrives and leaves; 2 k between two ranks
         gather     w (q + (c + 2) k)    of all blocks at once, and c k of keys and values
         ulysses    e 2 (q + k)          of all tokens and of this rank's, before and after the trade
+
+    Args:
+        table: the layouts; tp, cp and context are used.
+        element: e, bytes of an activation; w is e, and at least 4.
     """
     shape, t, c, wide = table.model, table.tp, table.cp, max(element, 4)
     q = shape.heads // t * shape.qk_width

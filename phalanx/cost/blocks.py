@@ -68,7 +68,11 @@ class Slice:
         return expert_tp(self.table)
 
     def tokens_of(self, kind: Tokens) -> Column:
-        """Tokens that an operator sees; experts that are not cut see only the rank's own."""
+        """Tokens that an operator sees; experts that are not cut see only the rank's own.
+
+        Args:
+            kind: of "routed" those before they are sent to K experts each.
+        """
         if kind == "gathered":
             return self.tokens
         if kind == "own":
@@ -76,13 +80,23 @@ class Slice:
         return np.where(self.expert_tp > 1, self.tokens, self.own_tokens)
 
     def channels(self, widths: tuple[Width, ...], kind: Tokens) -> Column:
-        """Channels of tensors of this rank, all together."""
+        """Channels of tensors of this rank, all together; a mean where tp cannot cut evenly.
+
+        Args:
+            widths: of each tensor.
+            kind: whose tokens they are: experts' tensors are cut as experts are, others over tp.
+        """
         t = self.expert_tp if kind == "routed" else self.table.tp
         return sum(width.share(t) for width in widths)
 
 
 def block_work(cut: Slice, *, routed: bool) -> tuple[Work, ...]:
-    """The kernels of one block, dense or with experts."""
+    """The kernels of one block for one micro-batch, attention first.
+
+    Args:
+        cut: what the rank works on.
+        routed: whether the block has experts, or an MLP.
+    """
     operators = describe(cut.shape).block(routed=routed).all
     return kernels(operators, replace(cut, in_block=True))
 
@@ -98,7 +112,12 @@ def embedding_work(cut: Slice) -> tuple[Work, ...]:
 
 
 def kernels(operators: Operators, cut: Slice) -> tuple[Work, ...]:
-    """What operators run on one rank, in order."""
+    """What operators run on one rank for one micro-batch, in order of their forward.
+
+    Args:
+        operators: of a block, or of an end of the model.
+        cut: what the rank works on; it turns tokens and channels into sizes of products and bytes.
+    """
     return tuple(work for operator in operators for work in _of_operator(operator, cut))
 
 

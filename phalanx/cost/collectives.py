@@ -70,13 +70,22 @@ def bytes_sent(name: str, S: Column, p: Column) -> Column:
         scatter (from the root), gather (into it)        S (p-1)/p
         broadcast, reduce (every rank passes it on)      S
 
-    S is the full vector: what is reduced, or the gathered result; for all_to_all, what one rank
-    holds. Source: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters
-    of workstations"; Chan et al. 2007, "Collective communication: theory, practice, and
-    experience", table 2.
+    Source: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of
+    workstations"; Chan et al. 2007, "Collective communication: theory, practice, and experience",
+    table 2.
+
+    Args:
+        name: of the collective, one of `NAMES`.
+        S: bytes of the full vector, a column: what is reduced, or the gathered result; for
+            all_to_all, what one rank holds.
+        p: ranks of the group, a column; a group of one sends nothing.
 
     Raises:
-        UsageError: an unknown collective, or no ranks.
+        UsageError: an unknown collective, or a group without ranks.
+
+    Example:
+        >>> bytes_sent("all_reduce", 8e9, 8)
+        14000000000.0
     """
     _known(name, p)
     if name in ("broadcast", "reduce"):
@@ -93,13 +102,21 @@ def ring(name: str, p: Column, link: LinkRate) -> Line:
         broadcast, reduce (p-1) α +          S/B    pipelined in many pieces
 
     Optimal in bytes, not in rounds. Source: Patarasuk and Yuan 2009, section 3.
+
+    Args:
+        name: of the collective, one of `NAMES`.
+        p: ranks of the group, a column.
+        link: α and B between neighbours.
+
+    Raises:
+        UsageError: an unknown collective, or a group without ranks.
     """
     rounds = (2 if name == "all_reduce" else 1) * (p - 1)
     return Line(rounds * link.latency, bytes_sent(name, 1.0, p) / link.bandwidth)
 
 
 def tree(name: str, p: Column, link: LinkRate) -> Line:
-    """Time over a binomial tree, in ceil(log2 p) rounds: fewer rounds, more bytes.
+    """Time over a binomial tree, in r = ceil(log2 p) rounds: fewer rounds, more bytes.
 
         broadcast, reduce           r (α + S/B)
         all_reduce                2 r (α + S/B)          reduce, then broadcast
@@ -110,6 +127,11 @@ def tree(name: str, p: Column, link: LinkRate) -> Line:
 
     Source: Thakur, Rabenseifner and Gropp 2005, "Optimization of collective communication
     operations in MPICH", sections 3 and 4.
+
+    Args:
+        name: of the collective, one of `NAMES`; others are not told from all_gather.
+        p: ranks of the group, a column of at least 1.
+        link: α and B between any two of them.
     """
     r, alpha, beta = _rounds(p), link.latency, 1.0 / link.bandwidth
     part = beta * (p - 1) / p
@@ -134,6 +156,11 @@ def double_tree(name: str, p: Column, link: LinkRate) -> Line:
 
     Rounds of a tree at nearly the bytes of a ring. The rest is a plain tree. Source: Sanders,
     Speck and Traeff 2009, "Two-tree algorithms for full bandwidth broadcast, reduction and scan".
+
+    Args:
+        name: of the collective, as in `tree`.
+        p: ranks of the group, a column of at least 1; a group of one takes no time.
+        link: α and B between any two of them.
     """
     if name not in ("all_reduce", "broadcast", "reduce"):
         return tree(name, p, link)
@@ -142,14 +169,37 @@ def double_tree(name: str, p: Column, link: LinkRate) -> Line:
 
 
 def ring_seconds(name: str, S: float, p: int, link: LinkRate) -> float:
-    """Seconds of `ring` for S bytes over p ranks."""
+    """Seconds of `ring`, for one vector and one group.
+
+    Args:
+        name: of the collective, one of `NAMES`.
+        S: bytes of the full vector.
+        p: ranks of the group.
+        link: α and B between neighbours.
+
+    Raises:
+        UsageError: an unknown collective, or a group without ranks.
+
+    Example:
+        >>> ring_seconds("all_gather", 8e9, 8, LinkRate(latency=0.0, bandwidth=70e9))
+        0.1
+    """
     return float(ring(name, p, link).at(S))
 
 
 def best_seconds(name: str, S: Column, p: Column, link: LinkRate) -> Column:
-    """The faster of ring and tree; no plain tree beats its double.
+    """Seconds of the faster of ring and tree; no plain tree beats its double.
 
     Small vectors and many ranks go to trees; large vectors to the ring.
+
+    Args:
+        name: of the collective, one of `NAMES`.
+        S: bytes of the full vector, a column.
+        p: ranks of the group, a column.
+        link: α and B between any two of them.
+
+    Raises:
+        UsageError: an unknown collective, or a group without ranks.
     """
     return np.minimum(ring(name, p, link).at(S), double_tree(name, p, link).at(S))
 
@@ -160,10 +210,15 @@ def _rounds(p: Column) -> Column:
 
 
 def in_network_seconds(S: float, link: LinkRate, gain: float = 1.3) -> float:
-    """An all-reduce that the switches add up (SHARP): 2 S / (gain B), and two messages.
+    """Seconds of an all-reduce that the switches add up (SHARP): 2 S / (gain B), and two messages.
 
     In theory every rank sends S once, a gain near 2; measured on H100 nodes it is about 1.3.
     Source: scaling book, chapter 12, "In network reductions".
+
+    Args:
+        S: bytes of the vector.
+        link: α and B of one rank to its switch.
+        gain: over a ring, whose ranks send 2 S.
     """
     return float(2 * link.latency + 2 * S / (gain * link.bandwidth))
 
@@ -186,6 +241,12 @@ def gather_bandwidth(levels: tuple[Level, ...], inner: int = 1) -> float:
 
     Returns:
         S / T; infinite for a group of one.
+
+    Example:
+        Nodes of 8 at 450 GB/s each, 32 nodes at 400 GB/s each: the nodes' links rule.
+
+        >>> f"{gather_bandwidth((Level(8, 450e9), Level(32, 400e9))):.3g}"
+        '4.13e+11'
     """
     slowest, below = 0.0, 1
     for level in levels:

@@ -53,7 +53,17 @@ class Passes(NamedTuple):
 
 
 class Product(NamedTuple):
-    """A matrix product with its two gradients; `batch` independent ones in `kernels` kernels."""
+    """A matrix product M x K by K x N with its two gradients, for one micro-batch on one rank.
+
+    Attributes:
+        name: of the operator.
+        M, N, K: sizes, columns; of experts M is the mean load of one.
+        batch: how many independent ones there are.
+        part: of a block, that recomputation repeats it with.
+        weights: K x N are weights, and their gradient is a pass of its own.
+        kernels: that compute all of them in forward; backward runs twice as many.
+        last: no backward of its own block reads the result.
+    """
 
     name: str
     M: Column
@@ -61,22 +71,37 @@ class Product(NamedTuple):
     K: Column
     batch: Column = 1.0
     part: Part = "block"
-    weights: bool = True  # K x N are weights, and their gradient is a pass of its own
+    weights: bool = True
     kernels: Column = 1.0
-    last: bool = False  # no backward of its own block reads the result
+    last: bool = False
 
 
 class Scores(NamedTuple):
-    """Fused attention: the FLOP of its two products, only the half that the mask leaves."""
+    """Fused attention for one micro-batch on one rank.
+
+    Attributes:
+        name: of the operator.
+        flops: FLOP of its two products in forward, only the half that the mask leaves.
+        part: of a block, that recomputation repeats it with.
+        first: by the first generation of fused kernels.
+    """
 
     name: str
     flops: Column
     part: Part = "core"
-    first: bool = False  # by the first generation of fused kernels
+    first: bool = False
 
 
 class MemoryBoundKernel(NamedTuple):
-    """Passes over tensors in memory: bytes read and written, and how many kernels do it."""
+    """Passes over tensors in memory, for one micro-batch on one rank.
+
+    Attributes:
+        name: of the operator.
+        forward, backward: bytes that are read and written.
+        kernels: how many do it, in each of the two.
+        part: of a block, that recomputation repeats it with.
+        last: no backward of its own block reads the result.
+    """
 
     name: str
     forward: Column
@@ -114,8 +139,19 @@ class Machine:
     ) -> Column:
         """The slower of arithmetic and memory for `batch` products M x K by K x N.
 
-        2 M N K / (peak x share x K/(K + depth) x fill)
-        (M K + K N + M N) bytes / (hbm x share)
+            2 M N K / (peak x share x K/(K + depth) x fill)
+            (M K + K N + M N) bytes / (hbm x share)
+
+        Args:
+            M: rows of the first matrix: tokens, or the channels of a weight's gradient.
+            N: columns of the second.
+            K: the inner length, which a short one makes slow.
+            batch: how many independent products there are.
+            added: bytes that every element of the result moves beside itself: of a gradient that is
+                added up within its product.
+
+        Returns:
+            Seconds of all of them, a column like the sizes.
         """
         rates = self.rates
         depth = rates.depth * self.peak / self.wide
@@ -125,12 +161,17 @@ class Machine:
         return np.maximum(arithmetic, moved / (self.hbm * rates.memory))
 
     def scores_seconds(self, flops: Column, *, first: bool = False) -> Column:
-        """Fused attention, whose scores never leave the chip."""
+        """Seconds of fused attention, whose scores never leave the chip.
+
+        Args:
+            flops: FLOP of its products, a column; of causal attention the half below the diagonal.
+            first: by the first generation of fused kernels, which has a rate of its own.
+        """
         rates = self.rates
         return flops / (self.wide * (rates.attention_first if first else rates.attention))
 
     def memory_seconds(self, size: Column) -> Column:
-        """Reading and writing `size` bytes."""
+        """Seconds of reading and writing `size` bytes, a column, at the rate that passes reach."""
         return size / (self.hbm * self.rates.memory)
 
 
@@ -139,6 +180,18 @@ def fill(M: Column, N: Column, batch: Column, cores: int) -> Column:
 
     The last wave runs as long as a full one. Source: NVIDIA, "Matrix Multiplication Background
     User's Guide", section "Tile and wave quantization".
+
+    Args:
+        M: rows of one result, a column.
+        N: its columns, likewise.
+        batch: how many independent results there are.
+        cores: of the device; one core has no waves, and is always busy.
+
+    Example:
+        One tile more than there are cores asks for another wave:
+
+        >>> [round(float(fill(256, 128 * tiles, 1, cores=108)), 2) for tiles in (108, 109)]
+        [1.0, 0.69]
     """
     if cores == 1:
         return 1.0
@@ -169,7 +222,11 @@ class Kernels:
     launches: Floats
 
     def sum(self, kind: type | None = None) -> Passes:
-        """Seconds of the kernels of one kind, or of all, one after the other."""
+        """Seconds of the kernels of one kind, or of all, one after the other.
+
+        Args:
+            kind: `Product`, `Scores` or `MemoryBoundKernel`; None sums all.
+        """
         return Passes(*self.seconds[:, self._are(kind)].sum(axis=1))
 
     def at_peak(self, kind: type) -> Passes:
@@ -185,6 +242,10 @@ class Kernels:
         none: nothing; selective: the attention core; full: everything, but for what only later
         blocks read if recomputation stops early; full:k: that of every k-th block only; parts:
         those; operators: all but the attention core, and of the products every second one.
+
+        Args:
+            recompute: of every row of the table that these kernels are priced for.
+            stops_early: the program repeats a block no further than its last saved tensor.
         """
         shares = [_repeated_shares(self.works, mode, stops_early) for mode in recompute.values]
         forward = np.stack([self.seconds[0], self.launches[0]])

@@ -50,12 +50,26 @@ def attention_flops_per_token(shape: ModelShape, seq: int, causal: bool) -> floa
 
     Latent attention has query-key and value heads of different sizes: 2 d becomes their sum.
     Source: Chowdhery et al. 2022 (arXiv:2204.02311), appendix B.
+
+    Args:
+        shape: the model.
+        seq: s, tokens per sequence.
+        causal: count only the scores below the diagonal.
     """
     return 3 * forward_attention_flops_per_token(shape, seq, causal)
 
 
 def forward_attention_flops_per_token(shape: ModelShape, seq: int, causal: bool) -> float:
-    """FLOP of the attention scores in forward alone, 4 L a d s: a third of the training cost."""
+    """FLOP of the attention scores in forward alone, for one token: a third of the training cost.
+
+        full       4 L a d s
+        causal     2 L a d s
+
+    Args:
+        shape: the model.
+        seq: s, tokens per sequence.
+        causal: count only the scores below the diagonal.
+    """
     cores = sum(
         count * op.computes.heads.channels * (op.computes.query + op.computes.value)
         for block, count in blocks(shape)
@@ -78,6 +92,11 @@ def flops_per_token(shape: ModelShape, seq: int, causal: bool) -> float:
         shape: the model; see `matmul_params` for what N counts.
         seq: s, tokens per sequence.
         causal: count only the scores below the diagonal, as fused kernels compute them.
+
+    Example:
+        >>> from phalanx.catalog.load import model
+        >>> f"{flops_per_token(model('llama-3.1-8b'), 8192, causal=True):.3g}"
+        '5.15e+10'
     """
     return 6.0 * matmul_params(shape) + attention_flops_per_token(shape, seq, causal)
 
@@ -95,8 +114,11 @@ def recompute_flops_per_token(
 
     Source: Korthikanti et al. 2022 (arXiv:2205.05198), section 5 and appendix A.
 
-    Raises:
-        UsageError: a mode that does not exist.
+    Args:
+        shape: the model.
+        seq: s, tokens per sequence.
+        recompute: what is computed again; full:k costs as much as full.
+        causal: count only the scores below the diagonal.
     """
     scores = forward_attention_flops_per_token(shape, seq, causal)
     if recompute.segment:
@@ -158,5 +180,11 @@ def describe_convention(causal: bool) -> str:
 
 
 def rate_from_share(share: float, flops_per_token: float, peak: float) -> float:
-    """Tokens per second to expect at a utilization: share x peak / FLOP per token."""
+    """Tokens per second to expect at a utilization: share x peak / FLOP per token.
+
+    Args:
+        share: MFU, where the FLOP are those that the model needs; HFU, where they are executed.
+        flops_per_token: FLOP of one token; see `flops_per_token`.
+        peak: dense FLOP/s of all devices together.
+    """
     return share * peak / flops_per_token

@@ -65,7 +65,16 @@ class Routes:
         return self._groups[among]
 
     def seconds(self, collective: str, among: Among, size: Column) -> Column:
-        """Of one message of `size` bytes."""
+        """How long one message takes in every row, with nothing else on its links.
+
+        Args:
+            collective: one of `collectives.NAMES`, or "send".
+            among: the ranks that take part.
+            size: bytes of the full vector, a column; of the message for a send.
+
+        Returns:
+            Seconds, a column; 0 for a group of one, and for nothing to send.
+        """
         key = collective, among
         if key not in self._paths:
             self._paths[key] = Path(collective, self.group(among), self.fabric)

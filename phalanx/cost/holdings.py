@@ -53,12 +53,21 @@ class Holdings:
     ends_together: Booleans
 
     def count(self, place: Place, share: Share = "all") -> Integers:
-        """How many of them a rank holds."""
+        """How many units of a kind a rank holds in every row, all its stages together.
+
+        Args:
+            place: the kind of unit; or a neighbour of a stage on another rank, or the rank itself.
+            share: of the blocks of a segment that is computed again, which ones count.
+        """
         return self.counts[place, share]
 
 
 def holdings(table: Table, pp_rank: int = 0) -> Holdings:
     """What pipeline rank `pp_rank` holds; nothing in rows with fewer pipeline ranks.
+
+    Args:
+        table: the layouts.
+        pp_rank: from 0.
 
     Raises:
         RefusedError: a row whose layers cannot fill its stages.
@@ -112,7 +121,16 @@ def _counts(
 
 
 def layers_of_slice(sizes: tuple[int, ...], place: int) -> range:
-    """The blocks of the slice at `place`, where the slices hold `sizes` blocks each."""
+    """The blocks of one slice of the model, counted from 0 over all of it.
+
+    Args:
+        sizes: blocks of every slice, first to last.
+        place: of the slice among them, from 0.
+
+    Example:
+        >>> layers_of_slice((7, 9, 8), 1)
+        range(7, 16)
+    """
     first = sum(sizes[:place])
     return range(first, first + sizes[place])
 
@@ -123,6 +141,15 @@ def segment_ends(segment: int, layers: range) -> frozenset[int]:
     Backward computes a segment from its input to its last saved tensor, and differentiates it: so
     it gathers the weights of all but the last two blocks twice. Where nothing is computed again,
     every block is a segment.
+
+    Args:
+        segment: blocks of one, counted from the first of the stage, whose last one may be shorter;
+            0 where no whole block is computed again.
+        layers: the blocks of the stage.
+
+    Example:
+        >>> sorted(segment_ends(3, range(8, 16)))
+        [10, 13, 15]
     """
     if not segment:
         return frozenset(layers)

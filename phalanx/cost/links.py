@@ -34,7 +34,12 @@ class Fabric:
 
     @classmethod
     def of(cls, cluster: Cluster, rates: Sustained) -> "Fabric":
-        """The links of a cluster; one that has no links inside domains uses the network."""
+        """The links of a cluster; one that has no links inside domains uses the network.
+
+        Args:
+            cluster: its domains, and of its accelerator the network and the host link.
+            rates: the shares of both bandwidths that large collectives reach.
+        """
         domain, device = cluster.domain, cluster.accelerator
         near = domain.link.bandwidth * rates.domain or device.network.bandwidth
         return cls(
@@ -47,13 +52,18 @@ class Fabric:
 
 
 class RankGroup(NamedTuple):
-    """Ranks that communicate: `size` of them, `stride` places apart; both are columns."""
+    """Ranks that communicate, one group of each row.
+
+    Attributes:
+        size: how many, a column.
+        stride: how many places apart, a column; a domain is a run of neighbouring places.
+    """
 
     size: Column
     stride: Column
 
     def inside(self, fabric: Fabric) -> Column:
-        """r: how many of them share one domain."""
+        """r: how many of them share one domain, at least 1."""
         return np.maximum(np.minimum(fabric.domain // self.stride, self.size), 1)
 
     def near(self, fabric: Fabric) -> LinkRate:
@@ -100,7 +110,10 @@ class Path:
         self._lines.append(_two(name, n, together, r < n))
 
     def seconds(self, size: Column) -> Column:
-        """Seconds for `size` bytes of the full vector; of the message for a send."""
+        """Seconds for `size` bytes of the full vector, a column; of the message for a send.
+
+        Nothing takes no time, and neither does a group of one.
+        """
         clocks = [_faster(lines, size) for lines in self._lines]
         slower = clocks[0]
         for clock in clocks[1:]:
@@ -125,5 +138,26 @@ def _faster(lines: tuple[Line, Line], size: Column) -> Column:
 
 
 def seconds(name: str, size: Column, group: RankGroup, fabric: Fabric) -> Column:
-    """Time of one message of each group; see `Path`."""
+    """Time of one message of each group; see `Path`, which keeps what does not depend on the size.
+
+    Args:
+        name: of the collective, one of `collectives.NAMES`; or "send" to the next rank.
+        size: bytes of the full vector, a column; of the message for a send.
+        group: who takes part.
+        fabric: what they cross.
+
+    Returns:
+        Seconds, a column; 0 for a group of one, and for nothing to send.
+
+    Raises:
+        UsageError: an unknown collective, or a group without ranks.
+
+    Example:
+        Over two domains of 8, whose ring crosses by all their links at once: 8e9 (15/16) / 400e9.
+
+        >>> near, far = LinkRate(0.0, 450e9), LinkRate(0.0, 50e9)
+        >>> fabric = Fabric(domain=8, torus=(), near=near, far=far, host=far)
+        >>> float(seconds("all_gather", 8e9, RankGroup(16, 1), fabric))
+        0.01875
+    """
     return Path(name, group, fabric).seconds(size)

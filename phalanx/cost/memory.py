@@ -238,7 +238,14 @@ def moments(held: ActivationMemory, whole: WholeUnits) -> Iterator[Moment]:
 
 
 def moments_by_whole(held: ActivationMemory, whole: WholeUnits) -> Iterator[tuple[str, Moment]]:
-    """The same, each with the field of `WholeUnits` that it goes with."""
+    """The moments that compete, each with the field of `WholeUnits` that it goes with.
+
+    A moment that no row comes to is left out.
+
+    Args:
+        held: activations and logits of the ranks.
+        whole: units of parameters that are whole.
+    """
     if np.any(held.away):
         yield "forward", forward(held, whole)
     if np.any(held.blocks.last):
@@ -252,44 +259,83 @@ def moments_by_whole(held: ActivationMemory, whole: WholeUnits) -> Iterator[tupl
 
 
 def forward(held: ActivationMemory, whole: WholeUnits) -> Moment:
-    """A block with all that it saves, while the one before it leaves the device."""
+    """A block with all that it saves, while the one before it leaves the device.
+
+    It happens only where activations do leave, and no whole block is computed again.
+
+    Args:
+        held: of it the tensors of one block, unfreed, and 2 S.
+        whole: of it the two blocks that ZeRO has gathered.
+    """
     happens = held.away & ~held.table.recompute.test(lambda mode: mode.segment > 0)
     made = held.block_everything + 2 * held.of_block.boundary
     return Moment("forward", happens, made, 0.0, 0.0, whole.forward)
 
 
 def loss(held: ActivationMemory, whole: WholeUnits) -> Moment:
-    """The logits, and what the cross-entropy makes of them."""
+    """The logits, and what the cross-entropy makes of them.
+
+    Args:
+        held: of it the logits at their peak.
+        whole: of it head and block, and gradients that were left behind.
+    """
     return Moment("loss", held.blocks.last > 0, 0.0, held.logits_at_loss, 0.0, whole.loss)
 
 
 def logit_gradient(held: ActivationMemory, whole: WholeUnits) -> Moment:
-    """The gradient of the logits, beside those that its products leave."""
+    """The gradient of the logits, beside those that its products leave.
+
+    Args:
+        held: of it what the loss saves, the gradient of the logits, a product's gradient, and S.
+        whole: of it head and block, and gradients that were left behind.
+    """
     logits = held.logits_saved + held.logit_gradient
     made = held.of_block.boundary + held.made_gradient
     return Moment("loss", held.blocks.last > 0, 0.0, logits, made, whole.loss)
 
 
 def head_gradient(held: ActivationMemory, whole: WholeUnits) -> Moment:
-    """The gradient of the head, added up, when that of the logits is gone."""
+    """The gradient of the head, added up, when that of the logits is gone.
+
+    Args:
+        held: of it what the loss saves, a product's gradient, and S.
+        whole: of it head and block, left-behind gradients, and the gradient of the head.
+    """
     made = held.of_block.boundary + held.made_gradient
     return Moment("loss", held.blocks.last > 0, 0.0, held.logits_saved, made, whole.matrix)
 
 
 def first_block(held: ActivationMemory, whole: WholeUnits) -> Moment:
-    """The last block of a stage, which comes first in backward."""
+    """The last block of a stage, which comes first in backward.
+
+    Args:
+        held: of it R, and the gradients of one block's activations.
+        whole: of it two blocks, a tied table, and gradients of a block and of what was left behind.
+    """
     made = held.block_gradients
     return Moment("backward", True, held.made_again, 0.0, made, whole.first_block)
 
 
 def second_block(held: ActivationMemory, whole: WholeUnits) -> Moment:
-    """The block before it, while the gradient of the first still travels."""
+    """The block before it, while the gradient of the first still travels.
+
+    It happens only where a stage has two blocks or more.
+
+    Args:
+        held: of it R less what the first block has freed, and the gradients of one block.
+        whole: of it two blocks, a tied table, and gradients of a block and of one on its way.
+    """
     again, several = held.made_again - held.block_activations, held.blocks.longest > 1
     return Moment("backward", several, again, 0.0, held.block_gradients, whole.second_block)
 
 
 def embedding(held: ActivationMemory, whole: WholeUnits) -> Moment:
-    """The gradient of the token table, when all blocks of its stage are done."""
+    """The gradient of the token table, when all blocks of its stage are done.
+
+    Args:
+        held: of it what the stage has freed by now, a product's gradient, and S.
+        whole: of it the table, its gradient, and that of a block.
+    """
     freed = np.where(held.away, 0.0, -held.stage_activations)
     made = held.made_gradient + held.of_block.boundary
     return Moment("backward", held.blocks.first > 0, freed, 0.0, made, whole.embedding)

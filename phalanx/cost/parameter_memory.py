@@ -164,13 +164,22 @@ class ParameterMemory:
         )
 
     def gathered(self, params: Column) -> Column:
-        """Bytes of weights that come and go: the unit in use and the next one are whole."""
+        """Bytes of weights that come and go: the unit in use and the next one are whole.
+
+        Args:
+            params: elements of the units that are in use, a column. Weights that stay on the device
+                count as nothing here: under ZeRO-0 to 2, or without reshard.
+        """
         nvme = self.table.offload.test(lambda offload: offload.nvme)
         comes = (self.zero == 3) & self.table.reshard | nvme
         return params * np.where(comes, self.element, 0) if np.any(comes) else 0.0
 
     def whole(self, params: Column) -> Column:
-        """Bytes of gradients that are whole until they are reduced, under ZeRO-2 and 3."""
+        """Bytes of gradients that are whole until they are reduced, under ZeRO-2 and 3.
+
+        Args:
+            params: elements that have such gradients, a column.
+        """
         if not np.any(self.zero >= 2):
             return 0.0
         return params * np.where(self.zero >= 2, self.stack.gradient_bytes, 0.0)

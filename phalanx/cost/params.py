@@ -61,12 +61,16 @@ class Cuts(NamedTuple):
 
         ep takes ranks from dp x cp. If it does not divide them it also takes those of tp, as
         Megatron-LM does with an expert tensor-parallel size of 1: then each expert is whole.
+
+        Args:
+            sizes: of it dp, tp, cp and ep.
+            place: tp rank, 0 to t - 1.
         """
         t, e = np.asarray(sizes.tp), np.asarray(sizes.ep)
         return cls(t, np.where(sizes.dp * sizes.cp % e == 0, t, 1), e, place)
 
     def held(self, parameter: Parameter) -> Integers:
-        """Elements of a parameter on the rank."""
+        """Elements of a parameter on the rank, all its experts together."""
         experts = -(-parameter.experts // self.e) if parameter.experts else 1
         t = self.experts_t if parameter.experts else self.t
         elements: Integers = experts * parameter.held(t, self.place)
@@ -74,7 +78,13 @@ class Cuts(NamedTuple):
 
 
 def unit_sizes(table: Table, model: ModelOperators, tp_index: int = 0) -> Iterator[UnitSize]:
-    """Every kind of unit, as tp rank `tp_index` of every row holds it."""
+    """Every kind of unit, as one tp rank of every row holds it.
+
+    Args:
+        table: the layouts; tp, dp, cp, ep and sp are used.
+        model: the operators of their model.
+        tp_index: which of the tp ranks, 0 to t - 1; the first holds the most.
+    """
     cuts, none = Cuts.of(table, tp_index), np.zeros_like(table.tp)
     is_partial = {"never": none, "sp": none + table.sp, "tp": none + 1}
     for unit in UNITS:
@@ -90,7 +100,12 @@ def unit_sizes(table: Table, model: ModelOperators, tp_index: int = 0) -> Iterat
 
 
 def is_apart(held: Holdings, size: UnitSize) -> Booleans:
-    """In which rows a unit is one of its own: a tied head is not where one rank has both ends."""
+    """In which rows a unit is one of its own: a tied head is not where one rank has both ends.
+
+    Args:
+        held: of the pipeline rank, of which `ends_together` is used.
+        size: the unit.
+    """
     is_tied_head = size.unit == "head" and size.name == "embedding"
     return ~held.ends_together | (not is_tied_head)
 
@@ -122,6 +137,11 @@ def copies(layout: Layout | Table) -> Sharers:
 
     Shared parameters are alike on all dp x cp ranks of one shard group, experts only on those
     of them that hold the same experts.
+
+    Example:
+        >>> found = copies(Layout(dp=8, cp=2, ep=4))
+        >>> int(found.shared), int(found.experts)
+        (16, 4)
     """
     group = layout.shards * layout.cp
     experts = group * layout.tp // (layout.ep * expert_tp(layout))

@@ -15,7 +15,12 @@ _SCALE_BYTES = {"fp8-block": 4, "mxfp8": 1}
 
 
 class OperandBytes(NamedTuple):
-    """Bytes per token of an input, as a product keeps and gathers it, and of its scales."""
+    """Bytes per token of an input, as a product keeps and gathers it.
+
+    Attributes:
+        data: of the numbers.
+        scales: beside them, in recipes that scale parts of a row.
+    """
 
     data: int
     scales: int = 0
@@ -33,9 +38,20 @@ def element_bytes(precision: Precision) -> tuple[int, int]:
 
 
 def operand_bytes(precision: Precision, width: int) -> OperandBytes:
-    """What a projection's input of `width` channels takes per token.
+    """What a projection's input of `width` channels takes per token, and its scales.
 
     NVFP4 is emulated: its inputs stay in the format of the rest.
+
+    Args:
+        precision: without a recipe, an input takes what the rest takes.
+        width: channels of the input, as many as share a row of scales.
+
+    Raises:
+        UsageError: the precision is "auto", which only a device can resolve.
+
+    Example:
+        >>> operand_bytes(Precision.parse("mxfp8"), 4096)
+        OperandBytes(data=4096, scales=128)
     """
     recipe, element = precision.recipe, element_bytes(precision)[0]
     if recipe in ("", "nvfp4"):
@@ -50,6 +66,13 @@ def as_operands(saved: Iterable[Saved], precision: Precision) -> Iterator[Saved]
 
     The attention result is read by attention too, so it is kept in both formats, unless attention
     is computed again.
+
+    Args:
+        saved: bytes per token as activations, of any operators.
+        precision: with a recipe.
+
+    Raises:
+        UsageError: the precision is "auto", which only a device can resolve.
     """
     element = element_bytes(precision)[0]
     for item in saved:

@@ -51,7 +51,11 @@ class PipelineRanks:
         return self.take((slice(None), None))
 
     def segments(self, length: int) -> Column:
-        """How many segments of so many blocks its stages are cut into."""
+        """How many segments its stages are cut into, the last of each perhaps a shorter one.
+
+        Args:
+            length: blocks of a segment, at least 1.
+        """
         return (-(-self.sizes // length)).sum(axis=-1)
 
 
@@ -59,8 +63,19 @@ class PipelineRanks:
 def ranks_of(shape: ModelShape, layout: Layout) -> PipelineRanks:
     """The ranks of one layout, in order.
 
+    Args:
+        shape: the model; its layers are dealt over the stages, those without experts first.
+        layout: of it pp, v, schedule and stages.
+
     Raises:
+        UsageError: there is no such schedule.
         RefusedError: the layers cannot fill the stages.
+
+    Example:
+        >>> from phalanx.catalog.load import model
+        >>> ranks = ranks_of(model("gpt-3-175b"), Layout(pp=4, schedule="zb-v"))
+        >>> ranks.dense.tolist(), ranks.first.tolist(), ranks.last.tolist()
+        ([24, 24, 24, 24], [1, 0, 0, 0], [1, 0, 0, 0])
     """
     where = placement(layout)
     sizes = np.array(layers_of_stages(layout, shape.layers), dtype=np.int64)
@@ -140,5 +155,11 @@ class ParameterCounts:
 
 
 def largest(blocks: PipelineRanks, dense: Column, routed: Column) -> Column:
-    """The larger of two kinds of block, of those that a rank has."""
+    """The larger of two kinds of block, of those that a rank has; 0 where it has none.
+
+    Args:
+        blocks: what the ranks hold.
+        dense: of a block without experts, in any unit; a column.
+        routed: of a block with experts, in the same unit; a column.
+    """
     return np.maximum((blocks.dense > 0) * dense, (blocks.routed > 0) * routed)

@@ -20,13 +20,21 @@ class Faults(NamedTuple):
 def checkpoint_bytes(params: float, bytes_per_param: float = 12.0) -> float:
     """Bytes of one checkpoint: 12 per parameter (fp32 master and two moments).
 
-    14 with the bf16 weights beside them; 16 is the whole training state of mixed precision.
+    Args:
+        params: of the whole model.
+        bytes_per_param: 14 with the bf16 weights beside them; 16 is the whole training state of
+            mixed precision.
     """
     return params * bytes_per_param
 
 
 def write_seconds(size: float, bandwidth: float) -> float:
-    """Seconds to write a checkpoint at the bandwidth of the storage, all ranks together."""
+    """Seconds to write a checkpoint, all ranks together.
+
+    Args:
+        size: bytes of the checkpoint.
+        bandwidth: bytes/s of the storage.
+    """
     return size / bandwidth
 
 
@@ -42,12 +50,21 @@ def between_failures(devices: int, observed_devices: int, observed: float) -> fl
 
 
 def daly_interval(write: float, between: float) -> float:
-    """The same to higher order.
+    """τ, seconds of training between two checkpoints that waste the least.
 
         sqrt(2 δ M) (1 + sqrt(δ / 2M) / 3 + (δ / 2M) / 9) - δ    for δ < 2 M, else M
 
+    A shorter one stops training for checkpoints, a longer one loses more with every failure.
     Source: Daly 2006, "A higher order estimate of the optimum checkpoint interval for restart
     dumps", equation 37.
+
+    Args:
+        write: δ, seconds that training stands still for a checkpoint.
+        between: M, seconds between failures of the whole job.
+
+    Example:
+        >>> round(daly_interval(write=30, between=10_000))
+        755
     """
     if write >= 2 * between:
         return between
@@ -70,6 +87,10 @@ def effective_share(interval: float, write: float, faults: Faults) -> float:
 
     Raises:
         UsageError: an interval that is not positive.
+
+    Example:
+        >>> round(effective_share(755, write=30, faults=Faults(between=10_000, restart=600)), 3)
+        0.871
     """
     if not interval > 0:
         raise UsageError(f"an interval of {interval} s between checkpoints; it must be positive")
@@ -83,5 +104,10 @@ def effective_share(interval: float, write: float, faults: Faults) -> float:
 
 
 def lost_per_failure(interval: float, restart: float) -> float:
-    """Expected seconds that one failure costs: half an interval of work, and the restart."""
+    """Expected seconds that one failure costs: half an interval of work, and the restart.
+
+    Args:
+        interval: τ, seconds.
+        restart: R, seconds.
+    """
     return interval / 2 + restart

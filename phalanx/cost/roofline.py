@@ -15,7 +15,14 @@ from phalanx.core.model import ModelShape
 
 
 class LayerSizes(NamedTuple):
-    """The sizes of the two matrices of a layer."""
+    """The sizes of the two matrices of a layer.
+
+    Attributes:
+        h: hidden.
+        f: ffn width, of one expert if there are several.
+        E: experts; 1 of an MLP.
+        k: experts that a token visits.
+    """
 
     h: int
     f: int
@@ -49,9 +56,20 @@ def weights_floor(ridge: float, sparsity: float = 1.0, axes: int = 1, p: int = 1
 
         T/n > (E/k) ridge / (axes p)
 
-    Weights travel, so tokens hide them. On a torus every further axis adds its bandwidth; with p
-    pipeline stages each rank moves 1/p of the weights. Source: scaling book, chapter 5, "Data
-    Parallelism"; chapter 12, "MoE models" and example "What does LLaMA-3 do?".
+    Weights travel, so tokens hide them. Source: scaling book, chapter 5, "Data Parallelism";
+    chapter 12, "MoE models" and example "What does LLaMA-3 do?".
+
+    Args:
+        ridge: FLOP per byte, C over the bandwidth of the collective.
+        sparsity: E/k, see `LayerSizes`; 1 without experts.
+        axes: of a torus over which the data is cut; each adds its bandwidth.
+        p: pipeline stages, of which each rank moves the weights of one.
+
+    Example:
+        The book's 2,550 for one axis of TPU v5p, 4.59e14 FLOP/s over 1.8e11 bytes/s:
+
+        >>> round(weights_floor(4.59e14 / 1.8e11))
+        2550
     """
     return sparsity * ridge / (axes * p)
 
@@ -60,6 +78,11 @@ def tensor_limit(f: float, ridge: float, axes: int = 1) -> float:
     """Largest tp whose activations hide: axes f / ridge, whatever the batch.
 
     Source: scaling book, chapter 5, "Tensor Parallelism".
+
+    Args:
+        f: ffn width.
+        ridge: FLOP per byte, C over the bandwidth of the collective.
+        axes: of a torus over which tp is cut; each adds its bandwidth.
     """
     return axes * f / ridge
 
@@ -71,19 +94,38 @@ def domain_weights_seconds(size: float, fabric: SwitchedFabric, inner: int = 1) 
 
     An inner axis makes an outer collective faster only once it spans more than one domain.
     Source: scaling book, chapter 12, "Reductions when array is sharded over a separate axis".
+
+    Args:
+        size: bytes of the whole array.
+        fabric: G, W_gpu (`local`) and W_domain (`egress`).
+        inner: Y, ranks of the inner axis.
     """
     local = size / (fabric.local * min(inner, fabric.G))
     return max(local, size / fabric.egress * fabric.G / max(fabric.G, inner))
 
 
 def domain_weights_floor(peak: float, fabric: SwitchedFabric, inner: int = 1) -> float:
-    """Tokens per accelerator that hide weights over many domains: C times seconds per byte."""
+    """Tokens per accelerator that hide weights over many domains: C times seconds per byte.
+
+    Args:
+        peak: C, FLOP/s of one accelerator.
+        fabric: see `domain_weights_seconds`.
+        inner: Y, ranks of an inner axis over which the weights are cut already.
+    """
     return peak * domain_weights_seconds(1.0, fabric, inner)
 
 
 def expected_ranks(e: int, k: int) -> float:
     """How many of e ranks a token visits when it picks k at random: e (1 - (1 - 1/e)^k).
 
-    `expert_clocks` takes min(k, e), which is never less.
+    Never more than min(k, e), which the scaling book counts (chapter 12, "Expert Parallelism").
+
+    Args:
+        e: ranks, at least 1; a number or a column.
+        k: picks, any of which may fall on the same rank.
+
+    Example:
+        >>> round(expected_ranks(8, 8), 2)
+        5.25
     """
     return e * (1 - (1 - 1 / e) ** k)

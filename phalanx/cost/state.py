@@ -55,6 +55,10 @@ def sharded(state: StateBytes, zero: int, d: int) -> StateBytes:
 
     Raises:
         UsageError: a stage or degree that does not exist.
+
+    Example:
+        >>> [sharded(MIXED_ADAM, zero, 64).total for zero in range(4)]
+        [16.0, 4.1875, 2.21875, 0.25]
     """
     if zero not in (0, 1, 2, 3) or d < 1:
         raise UsageError(f"zero={zero} over {d} ranks; zero can be 0, 1, 2, 3 over 1 or more")
@@ -67,5 +71,14 @@ def sharded(state: StateBytes, zero: int, d: int) -> StateBytes:
 
 
 def largest_model(memory: float, state: StateBytes = MIXED_ADAM) -> float:
-    """Parameters whose unsharded state fills `memory` bytes, activations left out."""
+    """Parameters whose unsharded state fills a memory, activations left out.
+
+    Args:
+        memory: bytes.
+        state: bytes per parameter.
+
+    Example:
+        >>> largest_model(80e9)
+        5000000000.0
+    """
     return float(memory / state.total)

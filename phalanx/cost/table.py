@@ -46,25 +46,43 @@ class Choice(Generic[T]):
 
     @classmethod
     def of(cls, column: Sequence[T]) -> "Choice[T]":
-        """A column of shape (rows,)."""
+        """A column of shape (rows,), its values in the order in which they first occur.
+
+        Example:
+            >>> Choice.of(["1f1b", "zb-v", "1f1b"])
+            Choice(values=('1f1b', 'zb-v'), codes=array([0, 1, 0]))
+        """
         values = tuple(dict.fromkeys(column))
         places = {value: place for place, value in enumerate(values)}
         return cls(values, np.array([places[value] for value in column], dtype=np.int64))
 
     def pick(self, of: Callable[[T], float]) -> Floats:
-        """A number that follows from the value, found once for each value, in every row."""
+        """A number that follows from the value, in every row.
+
+        Args:
+            of: gives the number; it is asked once for each value.
+        """
         result: Floats = np.array([of(value) for value in self.values], dtype=np.float64)[
             self.codes
         ]
         return result
 
     def test(self, of: Callable[[T], bool]) -> Booleans:
-        """Whether each row's value has a property."""
+        """Whether each row's value has a property.
+
+        Args:
+            of: tells; it is asked once for each value.
+        """
         result: Booleans = np.array([bool(of(value)) for value in self.values])[self.codes]
         return result
 
     def take(self, which: Which, *, alone: bool = False) -> "Choice[T]":
-        """Some of the rows; one value for all of them stays, unless there is one row alone."""
+        """Some of the rows; one value for all of them stays, unless there is one row alone.
+
+        Args:
+            which: the rows.
+            alone: the table has one row, so its one code is that of a row, and not of all rows.
+        """
         return Choice(self.values, self.codes[which] if alone else some_rows(self.codes, which))
 
     def of_shape(self, *shape: int) -> "Choice[T]":
@@ -114,7 +132,19 @@ class Table:
 
     @classmethod
     def of(cls, model: ModelShape, recipe: Recipe, layouts: Sequence[Layout]) -> "Table":
-        """One row for each layout; all have the precision of the first."""
+        """One row for each layout; all have the precision of the first.
+
+        Args:
+            model: what is trained.
+            recipe: of it seq, batch and what changes messages or bytes.
+            layouts: at least one.
+
+        Example:
+            >>> from phalanx.catalog.load import model
+            >>> layouts = [Layout(dp=8, mb=2), Layout(dp=4, tp=2)]
+            >>> Table.of(model("gpt-3-175b"), Recipe(seq=2048, batch=64), layouts).m
+            array([ 4, 16])
+        """
         degrees: dict[str, Any] = {
             key: _integers(getattr(x, key) for x in layouts) for key in _DEGREES
         }
@@ -221,7 +251,12 @@ class Table:
 
 
 def some_rows(column: Column, which: Any) -> Column:
-    """Some rows of a column; one value for all rows stays what it is."""
+    """Some rows of a column; one value for all rows stays what it is.
+
+    Args:
+        column: a number, or an array whose first axis is the rows, or has length 1.
+        which: places of rows, a mask of them, or a slice.
+    """
     return column if np.ndim(column) == 0 or len(column) == 1 else column[which]
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from phalanx.core.errors import DataError, UsageError
 from phalanx.data.corpus import Corpus
 from phalanx.data.shuffle import fold, permute
+from phalanx.data.skips import Skips
 
 Int64 = NDArray[np.int64]
 
@@ -58,6 +59,8 @@ class SampleStream:
     Window w is tokens w s .. w s + s: one more than the model reads, so that in an epoch every
     token but the first is a target once (a rest shorter than a window is left out).
 
+    Attributes:
+        skips: batches that are left out; none at first.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class SampleStream:
         self.seq = seq
         self.batch_size = batch
         self.seed = seed
+        self.skips = Skips()
         self._separator = corpus.separator if document_mask else None
         self._windows = sliding_window_view(corpus.tokens, seq + 1)[::seq]
 
@@ -136,7 +140,8 @@ class SampleStream:
         """
         place = np.asarray(positions, dtype=np.int64)
         assert ((place >= 0) & (place < self.batch_size)).all(), f"{place} of {self.batch_size}"
-        epoch, index = np.divmod(step * self.batch_size + place, self.num_windows)
+        first = self.skips.batch_of(step) * self.batch_size
+        epoch, index = np.divmod(first + place, self.num_windows)
         return permute(index, self.num_windows, fold(self.seed, epoch))
 
     def tokens_seen(self, step: int) -> int:
@@ -144,8 +149,8 @@ class SampleStream:
         return step * self.batch_size * self.seq
 
     def epoch(self, step: int) -> float:
-        """How many times the corpus has been read before `step`."""
-        return step * self.batch_size / self.num_windows
+        """How far into the corpus `step` begins, in whole readings of it."""
+        return self.skips.batch_of(step) * self.batch_size / self.num_windows
 
 
 class HeldOutStream:
@@ -170,6 +175,9 @@ class HeldOutStream:
         Args:
             step: in [0, num_batches).
             positions: each in [0, batch).
+
+        Raises:
+            DataError: as of `SampleStream.batch`.
         """
         batch = self.samples.batch(step, positions)
         place = step * self.samples.batch_size + np.asarray(positions, dtype=np.int64)
@@ -186,6 +194,11 @@ def cut(windows: NDArray[np.integer[Any]], separator: int | None) -> Batch:
     Args:
         windows: token ids [n, s + 1].
         separator: the id that ends a document; None lets tokens attend across documents.
+
+    Example:
+        >>> batch = cut(np.array([[5, 6, 0, 7, 8]]), separator=0)
+        >>> batch.tokens.tolist(), batch.targets.tolist(), batch.documents.tolist()
+        ([[5, 6, 0, 7]], [[6, 0, -100, 8]], [[0, 0, 0, 1]])
     """
     ids = windows.astype(np.int64)
     tokens, targets = ids[:, :-1].copy(), ids[:, 1:].copy()

@@ -24,7 +24,11 @@ class MappedFile(NamedTuple):
 
     @classmethod
     def of(cls, path: Path) -> "MappedFile":
-        """The file at `path`, as it is now."""
+        """The file at `path`, as it is now.
+
+        Raises:
+            OSError: there is none.
+        """
         status = path.stat()
         return cls(path, (status.st_dev, status.st_ino), status.st_size)
 

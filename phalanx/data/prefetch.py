@@ -2,12 +2,14 @@
 
 import time
 from collections import deque
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Self
 
 from phalanx.data.batches import Batch, Stream
+
+PATIENCE = 0.1  # seconds between two questions whether to wait on
 
 
 class Prefetcher:
@@ -64,6 +66,24 @@ class Prefetcher:
         self.seconds_waited = time.perf_counter() - asked
         self._submit()
         return step, batch
+
+    def await_next(self, give_up: Callable[[], bool]) -> float:
+        """Wait until the next batch is here, so that asking for it takes no time.
+
+        What goes wrong with it is raised when it is asked for.
+
+        Args:
+            give_up: asked every now and then; once it is true, nobody waits any longer.
+
+        Returns:
+            Seconds waited.
+        """
+        asked = time.perf_counter()
+        while self._pending and not give_up():
+            done, _ = wait([self._pending[0][1]], timeout=PATIENCE)
+            if done:
+                break
+        return time.perf_counter() - asked
 
     def close(self) -> None:
         """Drop what is not asked for yet and wait for the thread to end; may be called twice."""

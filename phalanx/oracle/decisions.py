@@ -38,7 +38,12 @@ class Route(NamedTuple):
 
 
 class RankDecisions(NamedTuple):
-    """Of one rank: where its tokens went, and which steps were skipped."""
+    """What one rank saw of the decisions of its layout.
+
+    Attributes:
+        routes: where its tokens went, micro-batch by micro-batch.
+        skipped: of every step, whether it was skipped.
+    """
 
     routes: list[Route]
     skipped: tuple[bool, ...]
@@ -57,7 +62,13 @@ def watch_routes(engine: Engine) -> list[Route]:
 
 
 def joined(run: Run, told: Sequence[RankDecisions]) -> Decisions:
-    """The decisions of all ranks, by global place."""
+    """The decisions of all ranks, by global place.
+
+    Args:
+        run: of it the sizes of the global batch, and K.
+        told: by every rank. Ranks that saw the same tokens have routed them alike; every rank has
+            skipped the same steps.
+    """
     sizes = (run.recipe.batch, run.recipe.seq, run.model.top_k)
     routes: dict[tuple[int, str], Tensor] = {}
     for route in (route for rank in told for route in rank.routes):
@@ -75,6 +86,12 @@ def implausible_routes(
 
     The reference, were the scores of the chosen experts better by what rounding explains, would
     choose the same.
+
+    Args:
+        shape: of it how experts are chosen.
+        steps: of the reference, which followed the decisions; routes of later steps are not judged.
+        noise: what rounding explains of each step, at least as many.
+        decisions: of the layout.
     """
     complaints = []
     for (step, name), chosen in decisions.routes.items():
@@ -97,6 +114,11 @@ def first_in_doubt(
     steps: Sequence[ReferenceStep], noise: Sequence[Noise], decisions: Decisions
 ) -> tuple[int, list[str]]:
     """The first step that the layout skipped and one device would not, or the other way.
+
+    Args:
+        steps: of the reference.
+        noise: of each, of which the draws that overflowed count.
+        decisions: of the layout, for as many steps.
 
     Returns:
         Its index, or the number of steps: what comes from there on cannot be compared; and a

@@ -73,7 +73,13 @@ class StepLimits:
 
 
 def fixed_limits(steps: Iterable[ReferenceStep]) -> list[StepLimits]:
-    """Of fp64."""
+    """The limits of steps in fp64: `NUMBER` of numbers, `TENSOR` and `ELEMENT` of tensors.
+
+    A weight whose gradient has been rounding and nothing else in some step may drift from then on.
+
+    Args:
+        steps: of the reference, in order.
+    """
     found, drifts = [], set[str]()
     for step in steps:
         least = max(ALL_ROUNDING * step.grad_norm / TENSOR, _SMALLEST)

@@ -61,7 +61,16 @@ class Emulation:
         self._seen: dict[str, float] = defaultdict(float)
 
     def linear(self, x: Tensor, w: Tensor, name: str) -> Tensor:
-        """Compute x w^T, and its gradients: [b, s, n_in] and [n_out, n_in] to [b, s, n_out]."""
+        """Compute x w^T, and its gradients.
+
+        Args:
+            x: [b, s, n_in]; every mb sequences in a row are a micro-batch.
+            w: [n_out, n_in], whole.
+            name: of the projection; delayed scaling remembers the largest values by it.
+
+        Returns:
+            [b, s, n_out], in the dtype of x.
+        """
         if not self.recipe:
             return F.linear(x, w)
         return cast(Tensor, apply(_Linear, x, w, self, name))
@@ -73,7 +82,17 @@ class Emulation:
         self._seen.clear()
 
     def whole(self, x: Tensor, bits: _Bits, tensor: str) -> Tensor:
-        """Rounded with one scale."""
+        """Rounded with one scale: from the largest value of x, or of past steps in delayed scaling.
+
+        Args:
+            x: a matrix of any size.
+            bits: the format.
+            tensor: what it is called where its largest values are remembered.
+
+        Returns:
+            fp64, of the shape of x: numbers of the format times the scale. In delayed scaling x
+            itself, until a first step has ended.
+        """
         amax = x.abs().max().float()
         if self.recipe == "fp8":
             self._seen[tensor] = max(self._seen[tensor], amax.item())
@@ -84,7 +103,16 @@ class Emulation:
         return bits.nearest(x / scale) * scale
 
     def operands(self, x: Tensor, w: Tensor, name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What is multiplied for x and w: forward both, for the input and the weight gradient."""
+        """What is multiplied for x and w, by the recipe.
+
+        Args:
+            x: [mb s, n_in], the tokens of one micro-batch.
+            w: [n_out, n_in].
+            name: of the projection.
+
+        Returns:
+            x and w of the forward, w of the input gradient, and x of the weight gradient.
+        """
         match self.recipe:
             case "fp8" | "fp8-current":
                 x, w = self.whole(x, _E4M3, f"{name}/x"), self.whole(w, _E4M3, f"{name}/w")
@@ -102,7 +130,15 @@ class Emulation:
                 return _tiles(x, 1, 16, four), squares, squares, _tiles(x, 16, 1, four)
 
     def gradients(self, g: Tensor, name: str) -> tuple[Tensor, Tensor]:
-        """What is multiplied for g: for the input gradient and for the weight gradient."""
+        """What is multiplied for the gradient of a projection's output, by the recipe.
+
+        Args:
+            g: [mb s, n_out], the tokens of one micro-batch.
+            name: of the projection.
+
+        Returns:
+            g of the input gradient, and g of the weight gradient.
+        """
         match self.recipe:
             case "fp8" | "fp8-current":
                 g = self.whole(g, _E5M2, f"{name}/g")

@@ -209,7 +209,12 @@ def swaps_chunks(engine: Engine) -> Engine:
 
 
 def loses_micro_batch(index: int, engine: Engine) -> Engine:
-    """One micro-batch of this rank has no loss."""
+    """One micro-batch of this rank has no loss.
+
+    Args:
+        index: of the micro-batch, from 0.
+        engine: comes back with another executor.
+    """
     executor = remade(_LosesOne, engine.executor)
     executor.lost = index  # type: ignore[attr-defined]  # of the kind that it is remade into
     return replace(engine, executor=executor)
@@ -265,7 +270,13 @@ def drops_by_rank(engine: Engine) -> Engine:
 def remade(
     kind: type[Executor], executor: Executor, stages: Mapping[int, Stage] | None = None
 ) -> Executor:
-    """The same executor of another kind, perhaps with other stages."""
+    """The same executor of another kind, perhaps with other stages.
+
+    Args:
+        kind: of executor.
+        executor: whose wire, recorder and rule it takes over.
+        stages: by index; None takes over those of `executor`.
+    """
     return kind(stages or executor.stages, executor.wire, executor.recorder, executor.rule)
 
 

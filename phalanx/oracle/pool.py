@@ -82,14 +82,21 @@ class RankPool:
         self.run(ranks, _nothing)
 
     def run(self, ranks: int, job: Job, *arguments: Any) -> list[Any]:
-        """Run `job(*arguments)` on ranks 0 to `ranks` - 1, and return what each returns.
+        """Run `job(*arguments)` on ranks 0 to `ranks` - 1, and return what each returns, by rank.
 
         Ranks that lose their connections, with none of them to blame, are replaced by fresh ones,
         which do the whole job again.
 
+        Args:
+            ranks: how many, at most as many as the pool has.
+            job: a function of a module; what it takes and returns can be pickled.
+            arguments: the same for every rank.
+
         Raises:
             PhalanxError: as the job raised it on the first rank that failed.
             RankFailedError: a rank raised anything else, or died.
+            StartError, RankLeftError: the connections were lost in the last attempt as well.
+            ValueError: more ranks than the pool has.
         """
         if ranks > self.size:
             raise ValueError(f"{ranks} ranks wanted of a pool of {self.size}")

@@ -68,7 +68,12 @@ def _may_be_rounded(x: Any) -> bool:
 
 
 class Deviation(NamedTuple):
-    """How far one tensor lies from the reference at most: the norm of all, the largest element."""
+    """How far one tensor lies from the reference at most.
+
+    Attributes:
+        norm: of the difference.
+        element: the largest difference of an element.
+    """
 
     norm: float
     element: float

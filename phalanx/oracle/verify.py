@@ -263,7 +263,13 @@ def reference_job(case: Case, decisions: Decisions | None = None) -> Reference:
 def decisions_job(
     case: Case, group_type: GroupType | None = None, tamper: Tamper | None = None
 ) -> RankDecisions:
-    """On every rank: the steps of the layout, for what it decides."""
+    """On every rank: the steps of the layout, for what it decides.
+
+    Args:
+        case: what is compared.
+        group_type: carries the messages; None for those of the trainer.
+        tamper: makes the engine another one before its first step; None leaves it as it is.
+    """
     engine, stream = _build(case, group_type, tamper), case.stream()
     routes = watch_routes(engine)
     skipped = tuple(
@@ -287,7 +293,14 @@ def layout_job(
     group_type: GroupType | None = None,
     tamper: Tamper | None = None,
 ) -> RankReport:
-    """On every rank: the steps of the layout, each compared at once."""
+    """On every rank: the steps of the layout, each compared at once.
+
+    Args:
+        case: what is compared.
+        references: the steps of one device; as many are taken.
+        group_type: carries the messages; None for those of the trainer.
+        tamper: makes the engine another one before its first step; None leaves it as it is.
+    """
     engine, stream = _build(case, group_type, tamper), case.stream()
     ledger = engine.mesh.ledger
     losses, norms, seen, traffic = [], [], list[Seen](), list[Message]()

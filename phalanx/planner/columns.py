@@ -19,12 +19,21 @@ class Ragged:
         self._values = np.array([v for values in ordered for v in values], dtype=np.int64)
 
     def counts(self, keys: Integers) -> Integers:
-        """How many values each key has."""
+        """How many values each key has; a key without a list is not noticed."""
         result: Integers = self._counts[np.searchsorted(self._keys, keys)]
         return result
 
     def cross(self, keys: Integers) -> tuple[Integers, Integers]:
-        """One row for each value of each key: the row it comes from, and the value."""
+        """One row for each value of each key: the row it comes from, and the value.
+
+        Args:
+            keys: of every row, of shape (rows,); each must have a list.
+
+        Example:
+            >>> lists = Ragged({1: [7], 2: [8, 9]})
+            >>> [column.tolist() for column in lists.cross(np.array([2, 1]))]
+            [[0, 0, 1], [8, 9, 7]]
+        """
         counts = self.counts(keys)
         parents = np.repeat(np.arange(len(keys)), counts)
         places = np.arange(len(parents)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -33,7 +42,12 @@ class Ragged:
 
 
 class Different(NamedTuple):
-    """One row for each combination of values, and the combination of every row."""
+    """The combinations of values that occur in some columns.
+
+    Attributes:
+        first: a row that stands for each of them, of shape (combinations,).
+        inverse: the combination of every row, of shape (rows,).
+    """
 
     first: Integers
     inverse: Integers
@@ -43,8 +57,14 @@ def different(columns: Sequence[Integers], least: Integers | Floats | None = Non
     """The rows that differ in some columns.
 
     Args:
-        columns: whole numbers from 0.
-        least: of equal rows the one where this is least stands for all of them.
+        columns: whole numbers from 0, each of shape (rows,).
+        least: of equal rows the one where this is least stands for all of them; None takes the
+            last.
+
+    Example:
+        >>> found = different([np.array([3, 5, 3]), np.array([1, 1, 1])])
+        >>> found.first.tolist(), found.inverse.tolist()
+        ([2, 1], [0, 1, 0])
     """
     code = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:

@@ -66,6 +66,11 @@ class Exchange(NamedTuple):
         Gradients hide behind the backward of the last micro-batch and weights behind the forward of
         the first, if the program lets them. The sum over copies hides behind what the reduction
         inside a copy leaves of the backward.
+
+        Args:
+            workload: of it what the program hides, and what arithmetic loses to messages.
+            budget: the arithmetic of one micro-batch on the first rank; one of its units hides
+                nothing.
         """
         gradients, weights = workload.framework.hides_gradients, workload.framework.hides_weights
         backward = budget.passes.backward
@@ -131,7 +136,11 @@ class StepMessages:
         )
 
     def sent(self, shown: Mapping[str, Column]) -> list[SentMessage]:
-        """The messages with their prices; what is hidden, evenly over those of one purpose."""
+        """The messages with their prices; what is hidden, evenly over those of one purpose.
+
+        Args:
+            shown: seconds of a step that nothing hides, as `Exchange.shown` gives them.
+        """
         terms = {"gradients": REDUCE, "weights": GATHER, "gradients of copies": OVER_COPIES}
         found = []
         for message in self.messages:
@@ -198,11 +207,16 @@ class StepMessages:
 
 
 def optimizer_seconds(workload: Workload, table: Table, kept: Column) -> Column:
-    """AdamW over the parameters whose state a rank keeps, at the rate of memory.
+    """Seconds of AdamW over the parameters whose state a rank keeps, at the rate of memory.
 
     State that has left the device is updated on its host, which reads and writes it at the rate of
     the link to the device: an assumption, since the catalog knows no memory of hosts. Over the link
     itself go a reduced gradient and a new weight.
+
+    Args:
+        workload: of it the program, the device and the link to its host.
+        table: of it offload, and optimistic, which copies state before it moves.
+        kept: parameters of a rank, a column.
     """
     each = workload.framework.optimizer_bytes
     seconds = workload.machine.memory_seconds(kept * each)
@@ -221,10 +235,20 @@ def with_jitter(workload: Workload, table: Table, body: Column) -> Column:
     """Seconds that replicas wait for the slowest: a share of a step for every doubling of them.
 
     Only the data axis makes all ranks wait at once; replicas in one domain differ little.
+
+    Args:
+        workload: of it the share, and how many domains there are.
+        table: of it dp and cp.
+        body: seconds of a step without this, a column.
     """
     return body * workload.rates.jitter * np.log2(apart(workload, table))
 
 
 def apart(workload: Workload, table: Table) -> Column:
-    """Replicas in different domains."""
+    """How many replicas are in different domains: the domains, or dp x cp if that is less.
+
+    Args:
+        workload: of it the cluster.
+        table: of it dp and cp.
+    """
     return np.minimum(workload.cluster.domains(workload.cluster.count), table.dp * table.cp)

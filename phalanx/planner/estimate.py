@@ -316,5 +316,14 @@ def _added_up(found: Iterable[SentMessage], held: Holdings, m: Integers) -> Iter
 
 
 def sent_by_one_rank(collective: str, size: float, ranks: int) -> float:
-    """Bytes that one rank sends for one message of so many bytes of the full vector."""
+    """Bytes that one rank sends for one message.
+
+    Args:
+        collective: one of `collectives.NAMES`, or "send".
+        size: bytes of the full vector; of the message for a send.
+        ranks: of the group.
+
+    Raises:
+        UsageError: an unknown collective, or a group without ranks.
+    """
     return size if collective == "send" else float(bytes_sent(collective, size, ranks))

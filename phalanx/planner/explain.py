@@ -42,7 +42,12 @@ class Fix(NamedTuple):
 
 
 def differences(other: Estimate, base: Estimate) -> list[Difference]:
-    """What `other` spends more than `base`, term by term, largest first; they add up exactly."""
+    """What one layout spends more than another, term by term, largest first; they add up exactly.
+
+    Args:
+        other: the layout that is asked about.
+        base: the one that it is compared with; terms that only one has count as 0 in the other.
+    """
     ours = {term.name: term.seconds for term in other.step.children}
     theirs = {term.name: term.seconds for term in base.step.children}
     names = dict.fromkeys((*theirs, *ours))
@@ -51,7 +56,12 @@ def differences(other: Estimate, base: Estimate) -> list[Difference]:
 
 
 def why_slower(other: Estimate, base: Estimate) -> tuple[str, ...]:
-    """The largest differences of a layout from a better one, in words."""
+    """The largest differences of a layout from a better one, in words, at most three.
+
+    Args:
+        other: the layout that is asked about.
+        base: the better one; a term that differs by less than 0.5 % of its step is not named.
+    """
     least = TELLING * base.step_seconds
     telling = [d for d in differences(other, base) if abs(d.seconds) >= least]
     if not telling:
@@ -79,7 +89,12 @@ def show_signed(seconds: float) -> str:
 
 
 def shortage(found: Estimate, *, binary: bool = False) -> str:
-    """By how much a layout does not fit, and what fills the memory."""
+    """By how much a layout does not fit, and what fills the memory of its worst rank, in one line.
+
+    Args:
+        found: an estimate whose worst rank is over the capacity.
+        binary: print GiB rather than GB.
+    """
     worst = found.worst_rank
     sizes = sorted(worst.by_class, key=lambda part: -part[1])[:NAMED]
     parts = ", ".join(f"{name} {show_bytes(size, binary=binary)}" for name, size in sizes)
@@ -95,6 +110,13 @@ def suggest_fix(request: Request, layout: Layout) -> Fix | None:
 
     One key that leaves the mesh as it is; two of them, or ranks moved from dp to another axis;
     ranks moved, and one more key.
+
+    Args:
+        request: model, devices, sequence, batch and program.
+        layout: the one that does not fit.
+
+    Returns:
+        None where no such change makes it fit.
     """
     one = list(_on_each_rank(layout))
     moved = list(_between_axes(layout))
@@ -163,7 +185,19 @@ def _between_axes(layout: Layout) -> Iterator[Layout]:
 
 
 def nearest_mesh(layout: Layout, devices: int) -> Layout:
-    """The layout for so many devices whose degrees are least multiplied or divided; cp stays."""
+    """The layout for so many devices whose degrees are least multiplied or divided.
+
+    Of the degrees of dp, pp and tp the sum of |log(new / old)| is least. cp stays, or is 1 where
+    it does not divide the devices. Nothing but these four is taken over.
+
+    Args:
+        layout: whose degrees are asked for.
+        devices: how many there are, at least 1.
+
+    Example:
+        >>> str(nearest_mesh(Layout(dp=8, tp=8), 96))
+        'dp=12 pp=1 tp=8'
+    """
     cp = layout.cp if devices % layout.cp == 0 else 1
 
     def distance(degrees: tuple[int, int, int]) -> float:

@@ -88,7 +88,13 @@ def _play(order: Levels, costs: Mapping[Kind, Floats], hops: Floats) -> Floats:
 
 @lru_cache(maxsize=256)
 def levels(name: str, p: int, m: int, v: int | None) -> Levels:
-    """Sort the actions of a schedule into levels.
+    """Sort the actions of a schedule into levels; the last 256 answers are kept.
+
+    Args:
+        name: of the schedule.
+        p: pipeline ranks.
+        m: micro-batches.
+        v: stages per rank; None for as few as it can have.
 
     Raises:
         UsageError: nobody knows the name.

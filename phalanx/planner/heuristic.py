@@ -119,6 +119,12 @@ def by_bubble(
         tokens: per step, over all devices.
         capacity: bytes of one device.
         m: micro-batches that the batch of one replica is cut into.
+
+    Example:
+        >>> from phalanx.catalog.load import model
+        >>> best = by_bubble(model("llama-3.1-8b"), devices=8, tokens=65536)[0]
+        >>> str(best.layout), f"{best.bytes:.3g}"
+        ('dp=8 pp=1 tp=1 recompute=full', '4.46e+10')
     """
     found = []
     for tp in (t for t in divisors(devices) if t <= 8):
@@ -132,7 +138,14 @@ def by_bubble(
 
 
 def heuristic_bytes(shape: ModelShape, layout: Layout, tokens: float, m: int) -> float:
-    """State and activations of one device, see `by_bubble`."""
+    """State and activations of one device, see `by_bubble`.
+
+    Args:
+        shape: the model.
+        layout: of it dp, pp, tp and zero.
+        tokens: per step, over all devices.
+        m: micro-batches that the batch of one replica is cut into.
+    """
     state = sharded(MIXED_ADAM, layout.zero, layout.dp).total
     params = shape.params() / (layout.tp * layout.pp)
     of_micro_batch = tokens / layout.dp / m

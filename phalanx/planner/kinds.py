@@ -46,7 +46,13 @@ class RankKinds:
 
     @classmethod
     def of(cls, shape: ModelShape, layouts: Sequence[Layout]) -> "RankKinds":
-        """Those of layouts that say schedule, pp, v and stages."""
+        """The kinds of rank of each pipeline, in the order of the layouts.
+
+        Args:
+            shape: the model.
+            layouts: of each its schedule, pp, v and stages. Where a stage has no layers, ranks hold
+                nothing: it is refused elsewhere.
+        """
         found = [_kinds(shape, layout) for layout in layouts]
         most = max((len(places) for _, places in found), default=2)
         columns = {field.name: [] for field in fields(PipelineRanks)}  # type: ignore[var-annotated]

@@ -30,6 +30,10 @@ def sequences_per_step(tokens: float, seq: int, devices: int) -> int:
 
     Raises:
         UsageError: less than one sequence, or absurdly many.
+
+    Example:
+        >>> sequences_per_step(16e6, seq=8192, devices=1024)
+        2048
     """
     if seq < 1:
         raise UsageError(f"a sequence of {seq} tokens; it has at least 1")
@@ -54,7 +58,16 @@ def sequences_per_step(tokens: float, seq: int, devices: int) -> int:
 
 
 def better_batch(batch: int, devices: int) -> int:
-    """A batch within 5 % that devices can share far better; the same one if there is none."""
+    """A batch within 5 % that devices can share far better; the same one if there is none.
+
+    Args:
+        batch: sequences per step.
+        devices: of which at least four times as many are to share the batch evenly as do now.
+
+    Example:
+        >>> better_batch(2047, devices=1024), better_batch(2048, devices=1024)
+        (2048, 2048)
+    """
     shared = gcd(batch, devices)
     for unit in reversed(divisors(devices)):
         count = round(batch / unit) * unit
@@ -106,10 +119,14 @@ def _read(key: str, value: str) -> object:
 
 
 def both(one: Limits, other: Limits) -> dict[str, frozenset[object]]:
-    """What both allow.
+    """What both allow, key by key; a key of only one of them is as that one says.
+
+    Args:
+        one: allowed values by key.
+        other: likewise; the error says that `one` is to be what only `other` can be.
 
     Raises:
-        RefusedError: nothing, for some key.
+        RefusedError: nothing is left for some key.
     """
     merged = dict(one)
     for key, values in other.items():

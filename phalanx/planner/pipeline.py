@@ -48,7 +48,15 @@ INSIDE = {
 
 
 def stage_counts(shape: ModelShape, layout: Layout) -> dict[UnitName, Integers]:
-    """How many of each unit every stage of one copy of the model holds."""
+    """How many of each unit every stage of one copy of the model holds, arrays of shape (stages,).
+
+    Args:
+        shape: the model; its layers without experts come first.
+        layout: of it pp, v, schedule and stages.
+
+    Raises:
+        RefusedError: the layers cannot fill the stages.
+    """
     sizes = np.array(layers_of_stages(layout, shape.layers), dtype=np.int64)
     before = np.cumsum(sizes) - sizes
     dense_layers = shape.dense_layers if shape.is_moe else shape.layers
@@ -91,7 +99,15 @@ class Pipeline:
         counts: Mapping[UnitName, Integers],
         hop: float,
     ) -> "Pipeline":
-        """Stages that hold so many of each unit."""
+        """Stages that hold so many of each unit, in every copy of the model that the schedule has.
+
+        Args:
+            layout: the schedule and its sizes.
+            m: micro-batches per rank and step.
+            units: one micro-batch through each unit; of columns the largest row counts.
+            counts: of each unit on every stage of one copy, of shape (stages,).
+            hop: seconds to carry one tensor to the next rank.
+        """
         copies = placement(layout).copies
 
         def stages(of_unit: Mapping[UnitName, Mapping[str, Passes]]) -> dict[str, Floats]:

@@ -59,7 +59,13 @@ class Few(NamedTuple):
 
     @classmethod
     def of(cls, kinds: RankKinds, table: Table, variant: Integers) -> "Few":
-        """Those of a table of shape (few, 1)."""
+        """Those of a table, with what their ranks hold.
+
+        Args:
+            kinds: of the pipeline ranks.
+            table: columns of shape (few, 1).
+            variant: the pipeline of each row among the kinds, of shape (few,).
+        """
         several = range(kinds.kinds(variant))
         blocks = tuple(kinds.blocks_of(variant, kind).tall for kind in several)
         return cls(kinds, table, variant, blocks, ParameterCounts.of(table, blocks[0].together))
@@ -99,7 +105,11 @@ class HeldParameters(NamedTuple):
     whole: tuple[WholeUnits, ...]
 
     def over(self, best: np.ufunc) -> "HeldParameters":
-        """The least or the most over all ways to shard, of shape (few, 1)."""
+        """The least or the most over all ways to shard, of shape (few, 1).
+
+        Args:
+            best: np.minimum or np.maximum.
+        """
 
         def fold(column: Column) -> Column:
             return best.reduce(column, axis=1, keepdims=True) if np.ndim(column) else column
@@ -183,7 +193,14 @@ class ShardedRows:
         return self.held.over(np.minimum), self.held.over(np.maximum)
 
     def sent(self, place: Integers) -> "ShardingSeconds":
-        """What rows send to share the weights; priced once for each of the few that occurs."""
+        """What rows send to share the weights; priced once for each of the few that occurs.
+
+        Args:
+            place: of every row among the few, of shape (rows,).
+
+        Returns:
+            Seconds, of shape (rows, shardings) or what broadcasts to it.
+        """
         some, inverse = np.unique(place, return_inverse=True)
         few, alone = self.few.take(some), len(self.few.variant) == 1
         zero, shards = (
@@ -207,7 +224,14 @@ class ShardingSeconds(NamedTuple):
     def of(
         cls, workload: Workload, few: Few, sharding: tuple[Integers, Integers]
     ) -> "ShardingSeconds":
-        """Those of some layouts, with some ways to shard them."""
+        """Those of some layouts, with some ways to shard them.
+
+        Args:
+            workload: what is trained, and on what.
+            few: the layouts.
+            sharding: stages that really shard, and ranks that share a copy; both broadcast to
+                (few, shardings).
+        """
         zero, shards = sharding
         table, framework = replace(few.table, zero=zero, shards=shards), workload.framework
         messages = messages_of(table, framework, axes=_of_step(workload), held=few.ends)
@@ -267,7 +291,15 @@ class Pipelines:
         )
 
     def seconds(self, units: Seconds) -> Floats:
-        """From the first forward to the last backward, with such seconds of each unit."""
+        """From the first forward to the last backward, by the closed formulas.
+
+        Args:
+            units: seconds of one micro-batch through each unit, of shape (rows, 1) or
+                (rows, shardings).
+
+        Returns:
+            Of the common shape.
+        """
         table, shape = self.table, self.workload.shape
         every = units["dense block"].times(shape.layers - shape.moe_layers)
         if shape.is_moe:

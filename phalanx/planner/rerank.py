@@ -84,7 +84,13 @@ class _Place(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A layout with its price by the closed formulas."""
+    """A layout that may be among the best.
+
+    Attributes:
+        seconds: of a step, by the closed formulas until it is priced exactly.
+        variant: place of its schedule in `Space.variants`.
+        layout: all its keys.
+    """
 
     seconds: float
     variant: int
@@ -198,7 +204,12 @@ def _plain(
 
 
 def rank_among(seconds: NDArray[np.float32], step_seconds: float) -> int:
-    """The place, from 1, of a layout of so many seconds among ascending prices."""
+    """The place, from 1, of a layout among all that fit.
+
+    Args:
+        seconds: prices of all, ascending.
+        step_seconds: of the layout; prices that differ by rounding to 32 bits are no better.
+    """
     return int(np.searchsorted(seconds, np.float32(step_seconds * (1 - EQUAL)))) + 1
 
 

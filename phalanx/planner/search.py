@@ -67,10 +67,11 @@ class Found:
 
 
 def search(request: Request) -> Found:
-    """Look at every layout.
+    """Look at every layout; what is priced, refused and ranked is in the answer.
 
     Raises:
         RefusedError: a limit leaves nothing that divides, or the devices lack the number format.
+        UsageError: the program keeps attention scores in memory, which a search cannot price.
     """
     sweep = Sweep(request)
     candidates, missing = Candidates(sweep.where), Candidates(sweep.where)

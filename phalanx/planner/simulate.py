@@ -56,7 +56,14 @@ def simulate(schedule: Schedule, costs: Costs = UNIT, hop: float = 0.0) -> Timel
 
 
 def occupancy(timeline: Timeline) -> Occupancy:
-    """Summarise the computing spans of a timeline, planned or measured; it needs at least one."""
+    """Summarise the computing spans of a timeline, planned or measured; it needs at least one.
+
+    Example:
+        >>> from phalanx.schedules.build import build
+        >>> found = occupancy(simulate(build("1f1b", p=4, m=8)))
+        >>> found.makespan, found.bubble_over_ideal
+        (33.0, 0.375)
+    """
     spans = [span for span in timeline.spans if span.category == "compute"]
     makespan = max(span.end for span in spans) - min(span.start for span in spans)
     ideal = math.fsum(span.seconds for span in spans) / len({span.rank for span in spans})
@@ -68,6 +75,9 @@ def idle_within(timeline: Timeline) -> tuple[float, ...]:
 
     The greatest is the bubble of the zero-bubble papers (Qi et al. 2024, arXiv:2401.10241,
     section 2.3): a rank that starts late and ends as much later has lost nothing.
+
+    Returns:
+        Of every rank that computes, ascending.
     """
     ranks: dict[int, list[Span]] = {}
     for span in timeline.spans:

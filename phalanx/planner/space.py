@@ -118,7 +118,13 @@ class Space:
     def refused(
         self, table: Table, known: frozenset[str], new: frozenset[str]
     ) -> Iterator[tuple[str, Booleans]]:
-        """Which rows cannot be, by reason, once `new` keys are settled beside those `known`."""
+        """Which rows cannot be, by reason, once more keys are settled.
+
+        Args:
+            table: layouts of which the keys `known` and `new` are settled.
+            known: keys by which these layouts have been asked before.
+            new: keys that are settled since.
+        """
         return refused(table, known, new, ours=self.workload.framework.sends_as_ledger)
 
     @cached_property
@@ -138,7 +144,14 @@ class Space:
         return allowed(key, wholes, self.limits)
 
     def layout(self, rows: Rows, index: int, zero: int = 0, shard: int = 0) -> Layout:
-        """One row as a value."""
+        """One row as a value, with the keys that rows do not have as the limits settle them.
+
+        Args:
+            rows: some of this space.
+            index: of the row.
+            zero: its ZeRO stage, which rows do not have yet.
+            shard: ranks that share one sharded copy; all of dp are written as 0.
+        """
         variant, table = self.variants[rows.variant[index]], rows.table
 
         def at(column: Column) -> int:
@@ -199,7 +212,13 @@ def _require_some(key: str, values: Sequence[int], limits: Limits, what: str) ->
 
 
 def allowed(key: str, values: Sequence[int], limits: Limits) -> list[int]:
-    """Those of the values that a key may have."""
+    """Those of the values that a key may have, in their order.
+
+    Args:
+        key: of a layout.
+        values: that divide what they have to.
+        limits: allowed values by key; a key that is missing may have any.
+    """
     return [value for value in values if key not in limits or value in limits[key]]
 
 
@@ -226,6 +245,15 @@ def shardings(dp: int, limits: Limits) -> list[Sharding]:
     """Every ZeRO stage over every number of ranks that differs.
 
     Nothing is sharded where no two ranks share a copy, and every stage is then the same.
+
+    Args:
+        dp: replicas.
+        limits: allowed values by key, of which zero and shard count.
+
+    Example:
+        >>> found = shardings(4, {"zero": frozenset({0, 3})})
+        >>> [(sharding.zero, sharding.shards.tolist()) for sharding in found]
+        [(0, [[4]]), (3, [[4, 2]])]
     """
     shards = allowed("shard", divisors(dp), limits)
     stages = allowed("zero", (0, 1, 2, 3), limits)
@@ -277,7 +305,12 @@ class Choices:
 
 
 def choices(where: Space, rows: Rows) -> Choices:
-    """What can be added to rows with degrees."""
+    """What can be added to rows with degrees.
+
+    Args:
+        where: the search.
+        rows: of which only dp and pp are read: the lists are kept by their values.
+    """
     limits, table = where.limits, rows.table
     by_pp: dict[int, list[int]] = {int(pp): [] for pp in np.unique(table.pp)}
     for place, variant in enumerate(where.variants):

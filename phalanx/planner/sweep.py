@@ -59,7 +59,15 @@ class Request(Workload):
 
 
 class PricedRows(NamedTuple):
-    """Some rows with one ZeRO stage, and their prices; tables are of shape (rows, shardings)."""
+    """Some rows with one ZeRO stage, and their prices; tables are of shape (rows, shardings).
+
+    Attributes:
+        rows: of one dp.
+        group: the ways in which they are sharded.
+        seconds: of a step, also where a row does not fit.
+        peaks: bytes of the worst rank.
+        fits: whether a row fits, and may be sharded so.
+    """
 
     rows: Rows
     group: ShardedRows

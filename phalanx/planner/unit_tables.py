@@ -58,6 +58,10 @@ class UnitTables:
     def of(cls, where: Space, meshes: Rows) -> "UnitTables":
         """Price the units of some meshes.
 
+        Args:
+            where: the search.
+            meshes: degrees and micro-batch sizes, one row each.
+
         Raises:
             UsageError: attention is not fused; then a block does not depend on its tokens alone.
         """
@@ -135,7 +139,12 @@ class BlockTables:
 
     @classmethod
     def of(cls, where: Space, meshes: Rows) -> "BlockTables":
-        """Size the blocks of some meshes."""
+        """Size the blocks of some meshes.
+
+        Args:
+            where: the search; of it the recomputations, and what the program keeps.
+            meshes: degrees and micro-batch sizes, one row each.
+        """
         table, stack = meshes.table, where.workload.framework.stack
         first, place = different([table.tp, table.cp, table.mb])
         blocks = BlockMemory(_spread(where, table.take(first)), stack)

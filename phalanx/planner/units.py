@@ -109,7 +109,11 @@ class Units:
     routes: Routes
 
     def seconds(self, unit: UnitName) -> UnitSeconds:
-        """One micro-batch through a unit, but for what ZeRO gathers and reduces around it."""
+        """One micro-batch through a unit, but for what ZeRO gathers and reduces around it.
+
+        Args:
+            unit: of a routed block there must be experts.
+        """
         load = self.load(unit)
         terms = {**load.terms, LAUNCH: starved(self.workload, load)}
         if unit in _BLOCKS and np.any(self._away):
@@ -117,11 +121,24 @@ class Units:
         return UnitSeconds(terms, load.peak, load.sent)
 
     def load(self, unit: UnitName, *, axes: Container[str] = INSIDE_AXES) -> "Load":
-        """Kernels of a unit, and its messages along some axes."""
+        """Kernels of a unit, and its messages along some axes.
+
+        Args:
+            unit: which.
+            axes: whose messages count.
+        """
         return self.with_messages(unit, self._kernels(unit), axes)
 
     def with_messages(self, unit: UnitName, load: "Load", axes: Container[str]) -> "Load":
-        """Add messages to the kernels of a unit, in whose place they are launched."""
+        """Add messages to the kernels of a unit, in whose place they are launched.
+
+        Messages of a step, and those that hide behind the next unit or a whole pass, are left out.
+
+        Args:
+            unit: which.
+            load: its kernels; products and attention among its terms, if messages hide behind them.
+            axes: whose messages count.
+        """
         sent, launches, terms = list(load.sent), load.launches, dict(load.terms)
         for message in self.messages:
             waits = message.behind not in ("next unit", "pass") and message.when != "step"
@@ -137,7 +154,12 @@ class Units:
         return Load(terms, load.peak, launches, tuple(sent))
 
     def with_weights(self, unit: UnitName, inner: UnitSeconds) -> UnitSeconds:
-        """Add what ZeRO-2 and 3 gather and reduce around a unit; see `weights_shown`."""
+        """Add what ZeRO-2 and 3 gather and reduce around a unit; see `weights_shown`.
+
+        Args:
+            unit: which.
+            inner: its seconds without that; they come back as they are where nothing is sent.
+        """
         found = [m for m in self.messages if m.unit == unit and m.behind == "next unit"]
         if not found:
             return inner
@@ -155,7 +177,11 @@ class Units:
         return replace(inner, terms={**inner.terms, WEIGHTS: shown}, sent=(*inner.sent, *sent))
 
     def around(self, unit: UnitName) -> Passes:
-        """Seconds of what ZeRO-2 and 3 gather and reduce around one unit, in a micro-batch."""
+        """Seconds of what ZeRO-2 and 3 gather and reduce around one unit, in a micro-batch.
+
+        Returns:
+            Under F what is gathered in forward, under I what goes on in backward.
+        """
         total = Passes()
         for message in self.messages:
             if message.unit == unit and message.behind == "next unit":
@@ -246,7 +272,15 @@ _BLOCKS = ("dense block", "routed block")
 
 
 def starved(workload: Workload, load: Load) -> Passes:
-    """Seconds that the device waits for its next kernel, in forward and in all of backward."""
+    """Seconds that the device waits for its next kernel, in forward and in all of backward.
+
+    Args:
+        workload: of it the seconds between two launches, which graphs of kernels do without.
+        load: what is launched, and how long it keeps the device busy.
+
+    Returns:
+        Those of backward stand under I.
+    """
     launch = 0.0 if workload.framework.graphs else workload.rates.launch
     busy = added_up(load.terms.values())
     forward = np.maximum(launch * load.launches.F - busy.F, 0.0)
@@ -267,7 +301,12 @@ def weights_shown(workload: Workload, busy: Passes, around: Passes) -> Passes:
 
 
 def hop_seconds(messages: Iterable[UnitMessage], routes: Routes) -> Column:
-    """Seconds to carry one tensor to the next pipeline rank; 0 where there is none."""
+    """Seconds to carry one tensor to the next pipeline rank; 0 where there is none.
+
+    Args:
+        messages: of any axes; the first between pipeline neighbours counts.
+        routes: what it crosses.
+    """
     sends = [message for message in messages if message.among == "pp neighbours"]
     if not sends:
         return np.zeros(1)
@@ -279,6 +318,10 @@ def tokens_once(routes: Routes, message: UnitMessage) -> Column:
     """Seconds of an all-to-all in which a token visits every rank and every other domain once.
 
     Source: DeepSeek-V3 (arXiv:2412.19437), section 3.2.2.
+
+    Args:
+        routes: of it the group of the message, the links, and K.
+        message: its bytes are those of K copies of each token.
     """
     K, fabric, group = routes.table.model.top_k, routes.fabric, routes.group(message.among)
     e, r = group.size, group.inside(fabric)
@@ -293,5 +336,10 @@ def exposed(workload: Workload, message: Column, behind: Column) -> Column:
     """Seconds of messages that show behind so much arithmetic.
 
     What is longer than the arithmetic, and of the rest what the arithmetic loses to it.
+
+    Args:
+        workload: of it the share that is lost, `Sustained.interference`.
+        message: seconds of the messages, a column.
+        behind: seconds of the arithmetic, a column.
     """
     return message - np.minimum(message, behind) * (1 - workload.rates.interference)

@@ -139,7 +139,12 @@ def formula_mode(recompute: Recompute) -> Recompute:
 def refuse(workload: Workload, layout: Layout) -> None:
     """Raise where the model, the batch or the devices cannot be cut so.
 
+    Args:
+        workload: what is trained, and on what; of its program, whether it is ours.
+        layout: its precision resolved.
+
     Raises:
+        UsageError: there is no such schedule.
         RefusedError: with the numbers that clash, and what works.
     """
     if layout.ranks != workload.cluster.count:

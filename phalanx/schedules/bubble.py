@@ -36,7 +36,18 @@ class PassSeconds(NamedTuple):
 
 
 class Bubble(NamedTuple):
-    """Idle time of a rank in one step, beside the time it works; both in seconds."""
+    """Idle time of a rank in one step, beside the time it works.
+
+    Example:
+        >>> from phalanx.schedules.registry import find_schedule
+        >>> bubble = find_schedule("1f1b").bubble_of(p=4, m=8)
+        >>> bubble.idle, bubble.work, bubble.over_ideal
+        (9.0, 24.0, 0.375)
+
+    Attributes:
+        idle: seconds.
+        work: seconds.
+    """
 
     idle: float
     work: float

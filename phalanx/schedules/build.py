@@ -23,6 +23,12 @@ def build(name: str, p: int, m: int, v: int | None = None) -> Schedule:
     Raises:
         UsageError: there is no such schedule, or a size is below 1.
         RefusedError: the schedule cannot be had in these sizes.
+
+    Example:
+        >>> for row in build("zb-h1", p=2, m=2).texts():
+        ...     print(*row)
+        0F0 0F1 0I0 0W0 0I1 0W1
+        1F0 1I0 1F1 1I1 1W0 1W1
     """
     return find_schedule(name).build(p, m, v)
 
@@ -51,7 +57,13 @@ def lowered(layout: Layout, m: int, reduce_every: bool) -> Schedule:
         reduce_every: reduce gradients in every backward, not only in the last of each stage.
 
     Raises:
+        UsageError: there is no such schedule.
         RefusedError: the schedule cannot be had in these sizes.
+        ScheduleError: rows from a file or from elsewhere cannot be obeyed.
+
+    Example:
+        >>> print(*lowered(Layout(pp=2), m=1, reduce_every=False).texts()[1])
+        1RECV_F0 1F0 1REDUCE0 1B0 1SEND_B0
     """
     schedule = build(layout.schedule, layout.pp, m, chunks(layout))
     schedule = add_reductions(add_transfers(schedule), every=reduce_every)

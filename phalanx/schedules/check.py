@@ -38,6 +38,13 @@ def check(schedule: Schedule, *, trains: bool = True) -> None:
 
     Raises:
         ScheduleError: the message names the ranks and the actions at fault.
+
+    Example:
+        >>> from phalanx.schedules.text import from_csv
+        >>> check(from_csv("0F0,0B0,0F1,0B1", "drawn"))
+        >>> check(from_csv("0F0,0F1,0B0", "drawn"))
+        Traceback (most recent call last):
+        phalanx.core.errors.ScheduleError: rank 0 never does 0B1; ...
     """
     schedule = only_computing(schedule)
     progress = {

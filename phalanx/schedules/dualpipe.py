@@ -39,7 +39,7 @@ def rows(p: int, m: int, v: int) -> tuple[Row, ...]:
     Args:
         p: pipeline ranks.
         m: micro-batches per step.
-        v: chunks of layers per rank.
+        v: not read: it is 1, in each copy of the model.
     """
     found = []
     for rank in range(p):
@@ -60,7 +60,7 @@ def rows_v(p: int, m: int, v: int) -> tuple[Row, ...]:
     Args:
         p: pipeline ranks.
         m: micro-batches per step.
-        v: chunks of layers per rank.
+        v: not read: it is 2.
     """
     return tuple(
         tuple(_numbered(_moves(rank, p, m), (rank, 0), (2 * p - 1 - rank, 0))) for rank in range(p)

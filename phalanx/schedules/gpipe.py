@@ -23,7 +23,13 @@ def rows(p: int, m: int, v: int) -> tuple[Row, ...]:
     Args:
         p: pipeline ranks.
         m: micro-batches per step.
-        v: chunks of layers per rank.
+        v: not read: it is 1.
+
+    Example:
+        >>> for row in rows(p=2, m=2, v=1):
+        ...     print(*row)
+        0F0 0F1 0B0 0B1
+        1F0 1F1 1B0 1B1
     """
     return tuple(tuple(_row(stage, m)) for stage in range(p))
 

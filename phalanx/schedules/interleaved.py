@@ -23,7 +23,13 @@ def rows(p: int, m: int, v: int) -> tuple[Row, ...]:
     Args:
         p: pipeline ranks.
         m: micro-batches per step.
-        v: chunks of layers per rank.
+        v: chunks of layers per rank, at least 2.
+
+    Example:
+        >>> for row in rows(p=2, m=2, v=2):
+        ...     print(*row)
+        0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1
+        1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1
     """
     return tuple(tuple(_row(rank, p, m, v)) for rank in range(p))
 

@@ -25,6 +25,9 @@ def spec_of(layout: Layout) -> ScheduleSpec:
 def chunks(layout: Layout) -> int:
     """v: what was asked, or as few as the schedule can have.
 
+    Raises:
+        UsageError: there is no such schedule.
+
     Example:
         >>> chunks(Layout(pp=4)), chunks(Layout(pp=4, schedule="zb-v"))
         (1, 2)
@@ -33,7 +36,11 @@ def chunks(layout: Layout) -> int:
 
 
 def placement(layout: Layout) -> Placement:
-    """The rank of each stage."""
+    """The rank of each stage, in every copy of the model that the schedule holds.
+
+    Raises:
+        UsageError: there is no such schedule.
+    """
     return spec_of(layout).placement(layout.pp, chunks(layout))
 
 

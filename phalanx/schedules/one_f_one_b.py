@@ -24,7 +24,13 @@ def rows(p: int, m: int, v: int) -> tuple[Row, ...]:
     Args:
         p: pipeline ranks.
         m: micro-batches per step.
-        v: chunks of layers per rank.
+        v: not read: it is 1.
+
+    Example:
+        >>> for row in rows(p=2, m=3, v=1):
+        ...     print(*row)
+        0F0 0F1 0B0 0F2 0B1 0B2
+        1F0 1B0 1F1 1B1 1F2 1B2
     """
     return tuple(tuple(_row(stage, p, m)) for stage in range(p))
 

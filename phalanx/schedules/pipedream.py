@@ -28,6 +28,13 @@ def weight_delays(row: Row) -> tuple[int, ...]:
     """How many updates old each micro-batch's weights are when its gradient is applied.
 
     Rank r of PipeDream reaches p - 1 - r and stays there.
+
+    Args:
+        row: of one rank, with a single stage and whole backwards; other kinds count for nothing.
+
+    Example:
+        >>> weight_delays(PIPEDREAM.build(p=3, m=5).rows[0])
+        (0, 1, 2, 2, 2)
     """
     updates = 0
     used: dict[int, int] = {}
@@ -45,6 +52,9 @@ def stashed_weights(row: Row) -> int:
     """The most versions of the weights that the rank holds at once, the newest included.
 
     Rank r of PipeDream needs min(p - r, m) at most.
+
+    Args:
+        row: of one rank, with a single stage and whole backwards; at least one action.
     """
     return max(len(versions) for versions in _versions(row))
 

@@ -62,6 +62,10 @@ def looped(p: int, v: int) -> Placement:
     Args:
         p: pipeline ranks.
         v: chunks of layers per rank.
+
+    Example:
+        >>> looped(p=4, v=2).stages_of(1)
+        (1, 5)
     """
     return Placement(tuple(stage % p for stage in range(p * v)))
 
@@ -71,7 +75,11 @@ def folded(p: int, v: int = 2) -> Placement:
 
     Args:
         p: pipeline ranks.
-        v: chunks of layers per rank.
+        v: not read: it is 2.
+
+    Example:
+        >>> folded(p=4).stages_of(1)
+        (1, 6)
     """
     return Placement((*range(p), *reversed(range(p))))
 
@@ -81,7 +89,11 @@ def doubled(p: int, v: int = 1) -> Placement:
 
     Args:
         p: pipeline ranks.
-        v: chunks of layers per rank.
+        v: not read: it is 1, in each copy.
+
+    Example:
+        >>> doubled(p=4).slices_of(1)
+        (1, 2)
     """
     return folded(p)._replace(copies=2)
 

@@ -28,6 +28,11 @@ def play(schedule: Schedule, costs: Costs = UNIT, hop: float = 0.0) -> list[list
 
     Raises:
         ScheduleError: some rank waits for ever; the message says which, and before what.
+
+    Example:
+        >>> from phalanx.schedules.build import build
+        >>> play(build("gpipe", p=2, m=1), {Kind.FORWARD: 1.0, Kind.BACKWARD: 2.0}, hop=0.5)
+        [[0.0, 5.0], [1.5, 2.5]]
     """
     game = _Play(schedule, costs, hop)
     game.run()

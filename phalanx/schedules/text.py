@@ -22,6 +22,10 @@ def parse_action(text: str) -> Action:
 
     Raises:
         UsageError: the text is no action.
+
+    Example:
+        >>> parse_action("1SEND_F3")
+        Action(stage=1, kind=<Kind.SEND_FORWARD: 'SEND_F'>, microbatch=3)
     """
     match = _ACTION.fullmatch(text.strip())
     if match is None:
@@ -51,6 +55,11 @@ def from_csv(text: str, name: str) -> Schedule:
         UsageError: a cell is no action, or there are none.
         ScheduleError: a stage stands on two ranks, a stage or a micro-batch is missing, or ranks
             hold unequal numbers of stages.
+
+    Example:
+        >>> drawn = from_csv("0F0,0F1,,0B0,0B1", "drawn")
+        >>> drawn.p, drawn.m, drawn.texts()
+        (1, 2, [['0F0', '0F1', '0B0', '0B1']])
     """
     try:
         lines = list(csv.reader(io.StringIO(text)))

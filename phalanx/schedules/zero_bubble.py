@@ -42,7 +42,13 @@ def rows_h1(p: int, m: int, v: int) -> tuple[Row, ...]:
     Args:
         p: pipeline ranks.
         m: micro-batches per step.
-        v: chunks of layers per rank.
+        v: not read: it is 1.
+
+    Example:
+        >>> for row in rows_h1(p=2, m=2, v=1):
+        ...     print(*row)
+        0F0 0F1 0I0 0W0 0I1 0W1
+        1F0 1I0 1F1 1I1 1W0 1W1
     """
     return tuple(tuple(_row(stage, m, p - 1 - stage, stage)) for stage in range(p))
 
@@ -56,7 +62,7 @@ def rows_h2(p: int, m: int, v: int) -> tuple[Row, ...]:
     Args:
         p: pipeline ranks.
         m: micro-batches per step.
-        v: chunks of layers per rank.
+        v: not read: it is 1.
     """
     return tuple(tuple(_row(stage, m, 2 * (p - 1 - stage), 2 * stage)) for stage in range(p))
 
@@ -86,7 +92,13 @@ def rows_v(p: int, m: int, v: int) -> tuple[Row, ...]:
     Args:
         p: pipeline ranks.
         m: micro-batches per step.
-        v: chunks of layers per rank.
+        v: not read: it is 2.
+
+    Example:
+        >>> for row in rows_v(p=2, m=2, v=2):
+        ...     print(*row)
+        0F0 0F1 3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 0I1 0W1
+        1F0 2F0 1F1 2F1 2I0 2W0 1I0 1W0 2I1 2W1 1I1 1W1
     """
     return tuple(tuple(_row_of_v(rank, p, m)) for rank in range(p))
 

@@ -4,7 +4,6 @@ import doctest
 import importlib
 import inspect
 import json
-import pkgutil
 import resource
 import subprocess
 import sys
@@ -13,14 +12,14 @@ from pathlib import Path
 import pytest
 
 import phalanx
-import phalanx.api
 from phalanx.core.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "phalanx"
 PUBLIC = {
-    *("plan", "estimate", "messages", "verify", "train", "schedule", "published"),
+    *("plan", "estimate", "messages", "verify", "train", "schedule", "published", "checkpoints"),
     *("Layout", "ModelShape", "Cluster", "Run", "Recipe", "Schedule", "Message"),
-    *("Plan", "Estimate", "Verdict", "Summary", "Published"),
+    *("Plan", "Estimate", "Verdict", "Summary", "Published", "CheckpointList"),
     *("PhalanxError", "UsageError", "RefusedError", "ScheduleError", "DataError"),
     "CheckpointError",
 }
@@ -60,7 +59,7 @@ def test_planning_brings_no_torch():
     code = (
         "import phalanx; phalanx.estimate('llama-3.1-8b', 'h100x8', 'tp=8', batch=8, seq=1024); "
         "phalanx.schedule('1f1b', 2, 2); phalanx.messages('gpt-3-175b', 'tp=8', batch=1, seq=64); "
-        "phalanx.plan, phalanx.published"
+        "phalanx.plan, phalanx.published; phalanx.checkpoints('.')"
     )
     assert "torch" not in loaded(code)
 
@@ -100,13 +99,13 @@ def test_every_argument_of_a_public_function_is_typed_and_explained(name: str):
 
 
 def documented() -> list[doctest.DocTest]:
-    """Every example in the docstrings of the public names and of the rooms behind them."""
+    """Every example in the docstrings of the package."""
     finder = doctest.DocTestFinder(recurse=True, exclude_empty=True)
-    rooms = [f"phalanx.api.{module.name}" for module in pkgutil.iter_modules(phalanx.api.__path__)]
-    homes = {getattr(phalanx, name).__module__ for name in PUBLIC}
-    modules = ["phalanx", "phalanx.core.html", *rooms, *homes]
+    sources = [path for path in PACKAGE.rglob("*.py") if ">>> " in path.read_text(encoding="utf-8")]
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in sorted(sources)]
+    modules = [name.removesuffix(".__init__") for name in names]
     found = {}
-    for module in dict.fromkeys(modules):
+    for module in modules:
         for test in finder.find(importlib.import_module(module), module):
             if test.examples:
                 found[test.name] = test

@@ -151,6 +151,8 @@ def test_the_same_command_runs_under_torchrun(tmp_path: Path) -> None:
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     phalanx(tmp_path)
+    (tmp_path / "deep.toml").write_text(f"x = {'[' * 10_000}{']' * 10_000}")
+    (tmp_path / "long.toml").write_text(f"x = {'9' * 5_000}")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -198,6 +200,10 @@ def refused(capsys: Captured, code: int, *words: str) -> str:
         (("run.toml", "--set", "recipe.lr=0.1"), 2, "did you mean learning_rate"),
         (("run.toml", "--name", "a:b"), 2, "of one folder"),
         (("run.toml", "--data", "bad\udcff.txt"), 2, "not text in UTF-8"),
+        (("deep.toml",), 2, "not a run file in TOML"),
+        (("long.toml",), 2, "not a run file in TOML"),
+        (("--set", "model.layers=1000000000000"), 3, "of memory"),
+        (("run.toml", "--data", "https://u:hunter2@host/x?token=hunter2"), 1, "u:***@host/x"),
         (("run.toml", "--set", "recipe.batch=99999999999999"), 3, "a smaller recipe.batch"),
         (("--set", "model.name=deepseek-v3", "--layout", "dp=1"), 3, "TiB of memory"),
     ],
@@ -205,7 +211,19 @@ def refused(capsys: Captured, code: int, *words: str) -> str:
 def test_bad_input_is_one_line_and_leaves_nothing(
     here: Path, capsys: Captured, words: tuple[str, ...], code: int, hint: str
 ) -> None:
-    assert hint in refused(capsys, code, *words)
+    said = refused(capsys, code, *words)
+    assert hint in said
+    assert "hunter2" not in said
+
+
+@pytest.mark.parametrize("limit", [16, 24])
+def test_too_few_open_files_are_told_with_what_is_needed(tmp_path: Path, limit: int) -> None:
+    command = shlex.join(phalanx(tmp_path, "--quiet"))
+    limited = ["sh", "-c", f"ulimit -n {limit}; exec {command}"]
+    done = finish(tmp_path, limited)
+    assert done.returncode == 3
+    assert f"may open {limit} files here (ulimit -n)" in done.stderr
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_run_of_the_same_name_is_refused(here: Path, capsys: Captured) -> None:

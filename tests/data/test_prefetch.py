@@ -80,3 +80,17 @@ def test_closing_early_leaves_no_thread():
     prefetcher.close()
     prefetcher.close()
     assert not running()
+
+
+def test_waiting_for_a_batch_can_be_given_up():
+    with Prefetcher(SlowStream(1.5), [0], 0, 3, depth=1) as prefetcher:
+        asked = []
+        waited = prefetcher.await_next(lambda: len(asked) > 1 or asked.append(1))
+        assert waited < 1.0
+
+
+def test_a_batch_that_was_waited_for_is_there_at_once():
+    with Prefetcher(SlowStream(0.3), [0], 0, 3, depth=1) as prefetcher:
+        assert prefetcher.await_next(lambda: False) > 0.1
+        next(prefetcher)
+        assert prefetcher.seconds_waited < 0.1

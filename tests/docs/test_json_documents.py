@@ -2,19 +2,25 @@
 
 import json
 import re
+import tempfile
 from collections.abc import Iterator
 from dataclasses import MISSING, fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from pages import ROOT
 
 import phalanx
 from phalanx.api.documents import DOCUMENTS, legend_of
 from phalanx.cli.main import COMMANDS, main
 from phalanx.core.quantities import QUANTITIES
+from phalanx.trainer.checkpoint import Piece, Saver
 from phalanx.trainer.run.report import StepMetrics
 
+HOME = tempfile.TemporaryDirectory(prefix="phalanx-", ignore_cleanup_errors=True)
+SAVED = HOME.name
 PUBLISHED = ROOT / "benchmarks" / "published" / "runs_validate.csv"
 PLAN = ("plan", "llama-3.1-8b", "h100x64", "--tokens", "1Mi")
 ASKED = {  # command lines whose documents have between them every field
@@ -29,10 +35,14 @@ ASKED = {  # command lines whose documents have between them every field
     "published": [("published", str(PUBLISHED))],
     "schedule": [("schedule", "interleaved", "-p", "2", "-m", "4")],
     "verify": [("verify", "--layout", "tp=2", "--steps", "1")],
+    "checkpoints": [("checkpoints", SAVED)],
+    "checkpoints --show": [("checkpoints", SAVED, "--show", "1")],
+    "checkpoints --diff": [("checkpoints", SAVED, "--diff", "1", "2")],
     "train --dry-run": [("train", str(ROOT / "examples" / "demo.toml"), "--dry-run")],
     "models": [("models",), ("models", "llama-3.1-8b", "--on", "h100x64")],
     "clusters": [("clusters",)],
     "clusters NAME": [("clusters", "h100x64")],
+    "explore": [("explore", "--state", "v1&speed=7")],
     "help": [("help", "zero")],
 }
 RARE = {  # what few documents have
@@ -40,6 +50,19 @@ RARE = {  # what few documents have
     "resumes",  # with --resume
 }
 WITHOUT = {"convert"}  # writes a folder; its document is the summary of the run
+
+
+@pytest.fixture(autouse=True, scope="module")
+def saved() -> Iterator[None]:
+    """Two checkpoints to list, open and compare, and one set aside."""
+    with HOME:
+        saver = Saver(Path(SAVED) / "checkpoints", 0, 1, attempt="a")
+        for step in (1, 2):
+            data = torch.full((4,), step)
+            saver.save(step, [Piece("w", "weight", (4,), (0,), (4,), 0, 4, data)], {"batch": step})
+            saver.wait()
+        (Path(SAVED) / "checkpoints" / "corrupt-step-00000001").mkdir()
+        yield
 
 
 def paths(value: Any, command: str, prefix: str = "") -> Iterator[str]:

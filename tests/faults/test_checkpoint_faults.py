@@ -197,6 +197,39 @@ def test_what_is_committed_when_rank_0_has_waited_survives_a_power_cut(tmp_path)
         assert found_value(tmp_path) == step
 
 
+@pytest.mark.parametrize("newest_is_damaged", [False, True])
+def test_at_least_two_verify_wherever_the_power_is_cut(tmp_path, newest_is_damaged):
+    """Retention removes nothing that two intact ones do not stand in for."""
+    before = tmp_path / "before"
+    savers = make_savers(before, "a", keep=3)
+    for step in (1, 2, 3):
+        assert save_all(savers, step, step) == ["", ""]
+    if newest_is_damaged:
+        (before / "step-00000003" / "rank-00000.safetensors").write_bytes(b"")
+    for at in itertools.count():
+        directory = tmp_path / str(at)
+        shutil.copytree(before, directory)
+        disk = PowerCut(at)
+        savers = savers_on(directory, [disk, disk], patience=0.05)
+        if savers is not None:
+            for saver in savers:
+                saver.keep = 2
+            save_all(savers, 4, 4)
+        disk.lose(renames=True)
+        assert sum(is_intact(path) for _, path in steps(directory)) >= 2
+        if not disk.tripped:
+            break
+    assert at > 25
+
+
+def is_intact(path):
+    try:
+        verify(path)
+    except CheckpointError:
+        return False
+    return True
+
+
 def test_a_rank_that_comes_after_the_failure_learns_why(before):
     savers = make_savers(before, "b", [TrippingDisk(2, fail), Disk()])
     savers[0].save(2, pieces(2, 0), {})

@@ -3,7 +3,14 @@
 from math import isclose
 
 import pytest
-from formulas import (
+from formulas import paper_first_stage_bytes, young_interval
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phalanx.core.errors import UsageError
+from phalanx.core.layout import Layout
+from phalanx.core.model import ModelShape
+from phalanx.cost.clocks import (
     Axes,
     data_clocks,
     expert_clocks,
@@ -11,17 +18,9 @@ from formulas import (
     mixed_best_dp,
     mixed_clocks,
     mixed_floor,
-    paper_first_stage_bytes,
     pipeline_hops,
     tensor_clocks,
-    young_interval,
 )
-from hypothesis import given
-from hypothesis import strategies as st
-
-from phalanx.core.errors import UsageError
-from phalanx.core.layout import Layout
-from phalanx.core.model import ModelShape
 from phalanx.cost.reliability import daly_interval
 from phalanx.cost.roofline import LayerSizes, SwitchedFabric, tensor_limit, weights_floor
 

@@ -1,16 +1,6 @@
 """Claims printed in "How to Parallelize a Transformer for Training" beside its worked numbers."""
 
 import pytest
-from formulas import (
-    Axes,
-    data_clocks,
-    estimated_params,
-    expert_width,
-    mixed_best_dp,
-    mixed_floor,
-    tensor_clocks,
-    tensor_width,
-)
 from worked import (
     B200,
     B200_PEAK,
@@ -28,6 +18,16 @@ from worked import (
 
 from phalanx.catalog import load
 from phalanx.core.layout import Layout
+from phalanx.cost.clocks import (
+    Axes,
+    data_clocks,
+    estimated_params,
+    expert_width,
+    mixed_best_dp,
+    mixed_floor,
+    tensor_clocks,
+    tensor_width,
+)
 from phalanx.cost.collectives import Level, gather_bandwidth
 from phalanx.cost.roofline import (
     LayerSizes,

@@ -4,12 +4,13 @@ Compared as printed. The document has no headings; comments name its passages.
 """
 
 import pytest
-from formulas import device_hours_lost, seconds_for, tensor_clocks
+from formulas import device_hours_lost
 from test_training_systems import printed
 
 from phalanx.catalog import load
 from phalanx.core.layout import Layout
 from phalanx.cost.activations import checkpointed_bytes, linear_term_bytes
+from phalanx.cost.clocks import seconds_for, tensor_clocks
 from phalanx.cost.collectives import LinkRate, bytes_sent, ring_seconds
 from phalanx.cost.formats import number_format
 from phalanx.cost.reliability import Faults, checkpoint_bytes, effective_share, write_seconds

@@ -4,13 +4,14 @@ They are compared as printed: to the digits the document shows.
 """
 
 import pytest
-from formulas import elements_moved, paper_first_stage_bytes, share_from_rate
+from formulas import elements_moved, paper_first_stage_bytes
 
 from phalanx.catalog import load
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.recompute import FULL, SELECTIVE
 from phalanx.cost.activations import paper_layer_bytes
+from phalanx.cost.clocks import share_from_rate
 from phalanx.cost.collectives import bytes_sent
 from phalanx.cost.flops import (
     attention_flops_per_token,

@@ -6,7 +6,12 @@ catalog. Two documents round the same peak to 989 and to 990 TFLOP/s, so it is w
 
 from collections.abc import Callable
 
-from formulas import (
+from volumes import tensor_layer_bytes
+
+from phalanx.catalog import load
+from phalanx.core.layout import Layout
+from phalanx.cost.activations import linear_term_bytes, paper_layer_bytes
+from phalanx.cost.clocks import (
     Axes,
     estimated_params,
     expert_clocks,
@@ -21,11 +26,6 @@ from formulas import (
     stack_params,
     tensor_width,
 )
-from volumes import tensor_layer_bytes
-
-from phalanx.catalog import load
-from phalanx.core.layout import Layout
-from phalanx.cost.activations import linear_term_bytes, paper_layer_bytes
 from phalanx.cost.collectives import Level, LinkRate, bytes_sent, gather_bandwidth, ring_seconds
 from phalanx.cost.flops import rate_from_share
 from phalanx.cost.roofline import (

@@ -59,7 +59,13 @@ def parameters_of(operators: Operators) -> Iterator[Parameter]:
 
 
 def elements(operators: Operators, experts: int | None = None) -> int:
-    """How many parameters operators have, or how many they have with only so many experts."""
+    """How many parameters some operators have.
+
+    Args:
+        operators: of a block, or of an end of the model.
+        experts: count only so many of each parameter's experts: top K for what one token meets.
+            None counts all.
+    """
     return sum(parameter.elements(experts) for parameter in parameters_of(operators))
 
 

@@ -19,7 +19,14 @@ if TYPE_CHECKING:  # a shape counts its parameters by these
 def residual_norm(
     name: str, prefix: str, shape: "ModelShape", *, is_input: bool = False
 ) -> Operator:
-    """A norm of the residual stream; a layernorm, which also centres, has a shift as well."""
+    """A norm of the residual stream; a layernorm, which also centres, has a shift as well.
+
+    Args:
+        name: of the operator.
+        prefix: of its parameters: `prefix.weight` and, of a layernorm, `prefix.bias`, each [h].
+        shape: the model; its norm and hidden are used.
+        is_input: its input is the block's, from which full recomputation starts.
+    """
     kinds = ("weight", "bias") if shape.norm == "layernorm" else ("weight",)
     names = tuple(f"{prefix}.{kind}" for kind in kinds)
     return norm(name, names, shape.hidden, is_input=is_input)
@@ -37,6 +44,13 @@ def norm(
 
     It saves its input, and one statistic per token for each of its parameters. Where nothing is
     fused, their gradients read the input and the gradient once more.
+
+    Args:
+        name: of the operator; what it saves is called after it.
+        parameters: names of its vectors, each [width]: one of an rmsnorm, two of a layernorm.
+        width: channels of a token that are normalised together; tp does not cut them.
+        is_input: its input is the block's, from which full recomputation starts.
+        freed_by: the parts of a block under whose recomputation it saves nothing.
     """
     h, statistics = whole(width), whole(len(parameters))
     return Operator(
@@ -52,7 +66,13 @@ def norm(
 
 
 def residual(mask: str, shape: "ModelShape", *, is_last: bool = False) -> Operator:
-    """Add to the residual stream, and add its two gradients."""
+    """Add to the residual stream, and add its two gradients.
+
+    Args:
+        mask: name of the dropout mask that it saves, where a program drops anything.
+        shape: the model; its hidden is used.
+        is_last: it ends its block, so nothing in the block's own backward reads the sum.
+    """
     h = whole(shape.hidden)
     return Operator(
         name="residual",
@@ -65,7 +85,18 @@ def residual(mask: str, shape: "ModelShape", *, is_last: bool = False) -> Operat
 def matrix(
     name: str, inner: Width, out: Width, *, bias: bool = False, again: frozenset[str] = frozenset()
 ) -> tuple[Parameter, ...]:
-    """The weight of a projection, and its bias; one that is added after a sum is not cut."""
+    """The weight of a projection, and its bias; one that is added after a sum is not cut.
+
+    Args:
+        name: of the projection: `name.weight` is [out, inner], `name.bias` is [out].
+        inner: channels of its input.
+        out: channels of its output; tp cuts `out` (columns), `inner` (rows), or neither.
+        bias: whether it has one.
+        again: the parts of a block under whose recomputation tokens are multiplied with it again.
+
+    Returns:
+        The weight, or the weight and the bias.
+    """
     tp_reduce: TpReduce = "never" if out.cut or inner.cut else "sp"
     weight = Parameter(f"{name}.weight", (out, inner), tp_reduce, again=again)
     shift = Parameter(f"{name}.bias", (out,), "never" if out.cut else "sp")

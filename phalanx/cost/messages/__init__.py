@@ -113,6 +113,14 @@ def rank_messages(run: Run, at: Coordinates) -> list[Message]:
 
     Raises:
         UsageError: the precision is "auto", which only a device can resolve.
+
+    Example:
+        >>> from phalanx.catalog.load import model
+        >>> from phalanx.core.layout import Layout
+        >>> layout = Layout(tp=2, precision="bf16")
+        >>> sent = rank_messages(Run(model=model("gpt-3-175b"), layout=layout), FIRST)
+        >>> {message.axis for message in sent} == {"tensor", "world"}
+        True
     """
     table = Table.of_run(run)
     where = setting(table, at)

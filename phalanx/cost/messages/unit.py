@@ -116,7 +116,14 @@ class Setting:
 def padded(elements: Integers, parts: Integers) -> Integers:
     """Elements with the padding that makes them divide over so many ranks.
 
-    Experts that take ranks from tp too are on no two ranks of dp.
+    Args:
+        elements: of a unit on one rank, a column.
+        parts: ranks that share it, a column. Experts that take ranks from tp too may be on no two
+            ranks of dp: 0 counts as 1.
+
+    Example:
+        >>> padded(np.array([10, 10]), np.array([4, 0]))
+        array([12, 10])
     """
     whole = np.maximum(parts, 1)
     return -(-elements // whole) * whole

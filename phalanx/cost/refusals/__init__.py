@@ -37,6 +37,15 @@ def refusal(run: Run, *, ours: bool = True) -> Refusal | None:
     Args:
         run: model, layout and recipe.
         ours: whether our trainer is to run it, or another program.
+
+    Raises:
+        UsageError: there is no such schedule.
+
+    Example:
+        >>> from phalanx.catalog.load import model
+        >>> from phalanx.core.layout import Layout
+        >>> print(refusal(Run(model=model("gpt-3-175b"), layout=Layout(tp=5))).message)
+        96 heads cannot be split over tp=5; tp can be 1, 2, 3, 4, 6, 8, 12, 16, ...
     """
     row = Table.of_run(run)
     for rule in rules(ours=ours):
@@ -47,6 +56,10 @@ def refusal(run: Run, *, ours: bool = True) -> Refusal | None:
 
 def refuse(run: Run, *, ours: bool = True) -> None:
     """Raise where a run cannot be cut so.
+
+    Args:
+        run: model, layout and recipe.
+        ours: whether our trainer is to run it, or another program.
 
     Raises:
         RefusedError: the numbers that clash, and the nearest that works.

@@ -13,6 +13,10 @@ class UnusableError(Exception):
 def needed(row: Row, key: str) -> int:
     """A whole number that nothing can be said without.
 
+    Args:
+        row: cells by column.
+        key: of the column.
+
     Raises:
         UnusableError: the cell is empty, or no number.
     """
@@ -25,6 +29,10 @@ def needed(row: Row, key: str) -> int:
 def degree(row: Row, key: str) -> int | None:
     """A whole number of at least 1, or None where the cell is empty.
 
+    Args:
+        row: cells by column.
+        key: of the column.
+
     Raises:
         UnusableError: it says something else; a guess would price another run.
     """
@@ -36,13 +44,27 @@ def degree(row: Row, key: str) -> int | None:
 
 
 def whole(row: Row, key: str) -> int | None:
-    """A whole number, or None."""
+    """The nearest whole number, or None where the cell is empty or says something else.
+
+    Args:
+        row: cells by column.
+        key: of the column.
+    """
     value = number(row, key)
     return None if value is None else round(value)
 
 
 def number(row: Row, key: str) -> float | None:
-    """A number, or None where the cell is empty or says something else."""
+    """A finite number, or None where the cell is empty, missing, or says something else.
+
+    Args:
+        row: cells by column.
+        key: of the column.
+
+    Example:
+        >>> [number({"mfu_pct": cell}, "mfu_pct") for cell in ("43.5", "", "n/a")]
+        [43.5, None, None]
+    """
     try:
         value = float(row.get(key) or "")
     except ValueError:

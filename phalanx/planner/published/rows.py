@@ -147,7 +147,16 @@ def _framework(row: Row) -> Framework:
 
 
 def read_shape(row: Row, assumptions: list[str]) -> ModelShape:
-    """The model: sizes from the row, the rest from the catalog or from the parameter count."""
+    """The model: sizes from the row, the rest from the catalog or from the parameter count.
+
+    Args:
+        row: cells by column.
+        assumptions: gets a line for everything that the row leaves open.
+
+    Raises:
+        UnusableError: neither the row nor the catalog knows layers and hidden size, or a model that
+            the catalog does not know has no sequence length.
+    """
     known = _catalog_model(row.get("model", ""))
     layers, hidden = whole(row, "layers"), whole(row, "hidden")
     if known is not None and layers is None and hidden is None:
@@ -302,7 +311,18 @@ def _batch(row: Row, seq: int) -> int:
 def published_seconds(
     row: Row, shape: ModelShape, layout: Layout, seq: int, batch: int
 ) -> float | None:
-    """The step time of a row: as given, or from tokens/s, or from FLOP/s by its convention."""
+    """The step time of a row: as given, or from tokens/s, or from FLOP/s by its convention.
+
+    Args:
+        row: cells by column.
+        shape: the model, whose FLOP are counted where only FLOP/s or MFU are published.
+        layout: of it the ranks, recomputation and precision.
+        seq: tokens per sequence.
+        batch: sequences per step.
+
+    Returns:
+        Seconds; None where the row says none of the three.
+    """
     given = number(row, "step_time_s")
     if given is not None:
         return given

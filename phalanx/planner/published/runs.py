@@ -88,7 +88,11 @@ def _error(predicted: float | None, published: float | None) -> float | None:
 
 
 def predict(row: Row) -> Prediction:
-    """Predict one row; what cannot be predicted says why."""
+    """Predict one row; what cannot be predicted says why, in `skipped`.
+
+    Args:
+        row: cells by column, of a file that `read_rows` accepts.
+    """
     try:
         run = read_run(row)
         found = _one_layer(run) if run.one_layer else _whole_step(run)
@@ -162,7 +166,12 @@ def _choose(run: PublishedRun) -> tuple[Workload, Estimate]:
 
 
 def baseline(workload: Workload, layout: Layout) -> float:
-    """Seconds at constant utilisation: executed FLOP at one share of the peak per accelerator."""
+    """Seconds at constant utilisation: executed FLOP at one share of the peak per accelerator.
+
+    Args:
+        workload: of it model, sequence, batch, and the device's peak and share.
+        layout: of it the ranks and recomputation.
+    """
     shape, seq = workload.shape, workload.seq
     flops = flops_per_token(shape, seq, causal=False) + recompute_flops_per_token(
         shape, seq, formula_mode(layout.recompute), causal=False

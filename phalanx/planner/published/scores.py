@@ -32,7 +32,14 @@ class Errors:
 
 @dataclass(frozen=True)
 class Score:
-    """The errors of one group: of our seconds, of the baseline's, and of our bytes."""
+    """The errors of one group of rows.
+
+    Attributes:
+        name: of the group.
+        time: of our seconds; None where none were published, as of the others.
+        baseline: of the baseline's seconds.
+        memory: of our bytes.
+    """
 
     name: str
     time: Errors | None
@@ -95,7 +102,12 @@ def summarize(predictions: Sequence[Prediction]) -> Accuracy:
 
 
 def score(name: str, predictions: Iterable[Prediction]) -> Score:
-    """The errors of one group."""
+    """The errors of one group; of a kind that nothing was published of, None.
+
+    Args:
+        name: of the group.
+        predictions: of its rows.
+    """
     rows = list(predictions)
     return Score(
         name,
@@ -106,7 +118,16 @@ def score(name: str, predictions: Iterable[Prediction]) -> Score:
 
 
 def errors(signed: Sequence[float]) -> Errors | None:
-    """Summarise signed errors; None if there are none."""
+    """Summarise signed errors; None if there are none.
+
+    Args:
+        signed: (predicted - published) / published, of each run.
+
+    Example:
+        >>> found = errors([0.1, -0.2, 0.3])
+        >>> found.median, found.worst, found.bias
+        (0.2, 0.3, 0.1)
+    """
     if not signed:
         return None
     sizes = sorted(abs(error) for error in signed)
@@ -121,7 +142,16 @@ def errors(signed: Sequence[float]) -> Errors | None:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The value below which `share` of the ordered values lie, interpolated."""
+    """The value below which a share of the values lies, interpolated between two of them.
+
+    Args:
+        ordered: at least one value, ascending.
+        share: from 0, the first value, to 1, the last.
+
+    Example:
+        >>> percentile([1.0, 2.0, 4.0], 0.75)
+        3.0
+    """
     place = share * (len(ordered) - 1)
     low = math.floor(place)
     high = min(low + 1, len(ordered) - 1)
@@ -142,7 +172,15 @@ def rankings(predictions: Iterable[Prediction]) -> list[Ranking]:
 
 
 def spearman(pairs: Sequence[tuple[float, float]]) -> float:
-    """Correlation of the ranks of two series; equal values share the mean of their ranks."""
+    """Correlation of the ranks of two series; equal values share the mean of their ranks.
+
+    Args:
+        pairs: at least two, of which not all have the same second value.
+
+    Example:
+        >>> round(spearman([(1.0, 10.0), (2.0, 30.0), (3.0, 20.0)]), 3)
+        0.5
+    """
     left, right = (_ranks(side) for side in zip(*pairs, strict=True))
     return statistics.correlation(left, right) if len(set(left)) > 1 else 0.0
 

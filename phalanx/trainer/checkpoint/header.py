@@ -9,6 +9,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from phalanx.trainer.checkpoint.disk import open_plain, plain_size
 from phalanx.trainer.checkpoint.index import Stored, whole
 from phalanx.trainer.checkpoint.manifest import DamagedError, shorter, strict_json
@@ -49,6 +52,13 @@ def check_header(path: Path, stored: Iterable[Stored]) -> None:
             raise ValueError("its tensors do not fill it, each byte once")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DamagedError(f"the header of {path.name}: {shorter(repr(error))}") from error
+
+
+def data_ranges(path: Path) -> dict[str, NDArray[np.uint8]]:
+    """The bytes of every tensor of a shard that has been verified, by key; the file is mapped."""
+    table, room = _read(path)
+    data = np.memmap(path, dtype=np.uint8, mode="r", offset=plain_size(path) - room) if room else ()
+    return {key: np.asarray(data[slice(*row["data_offsets"])]) for key, row in table.items()}
 
 
 def _read(path: Path) -> tuple[dict[str, Any], int]:

@@ -13,6 +13,7 @@ from phalanx.trainer.engine.recorder import Recorder
 from phalanx.trainer.engine.unit import Source
 from phalanx.trainer.engine.update import AfterTheNorm, Optimistic, Updated, UpdateRule
 from phalanx.trainer.engine.wire import Form, Wire
+from phalanx.trainer.guard.spikes import SpikeDetector
 from phalanx.trainer.model.init import init_source
 from phalanx.trainer.model.stage import Stage, build_stages
 from phalanx.trainer.parallel.context import ContextParallel
@@ -38,6 +39,7 @@ class Engine:
         loss_scale: of the next step.
         balancer: of the experts of this rank's layers.
         arithmetic: how products are computed.
+        spikes: of losses and norms so far.
     """
 
     run: Run
@@ -50,6 +52,7 @@ class Engine:
     loss_scale: LossScale
     balancer: Balancer
     arithmetic: Arithmetic
+    spikes: SpikeDetector
 
     def positions(self) -> range:
         """Which sequences of the global batch this rank works on."""
@@ -108,7 +111,9 @@ def build_engine(run: Run, mesh: Mesh, source: Source | None = None) -> Engine:
     recorder = Recorder(layout.rank_at(mesh.at))
     mesh.ledger.watch = recorder.message
     optimizer = Optimizer(run.recipe, units, run.micro_batches if is_asynchronous(layout) else 1)
-    rule = _rule(run, Updated(run.recipe, mesh.world, units, optimizer, recorder), stages)
+    spikes = SpikeDetector(run.recipe)
+    updated = Updated(run.recipe, mesh.world, units, optimizer, recorder, spikes)
+    rule = _rule(run, updated, stages)
     return Engine(
         run=run,
         mesh=mesh,
@@ -120,6 +125,7 @@ def build_engine(run: Run, mesh: Mesh, source: Source | None = None) -> Engine:
         loss_scale=precision.loss_scale(),
         balancer=Balancer(routers, run.recipe.balance_speed, mesh),
         arithmetic=arithmetic,
+        spikes=spikes,
     )
 
 

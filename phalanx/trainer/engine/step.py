@@ -22,7 +22,7 @@ class StepResult(NamedTuple):
     Attributes:
         loss: nats per valid token of the global batch.
         grad_norm: before clipping.
-        skipped: a loss or gradient was not finite, and the weights did not move.
+        skipped: the weights did not move: a loss or gradient was not finite, or a spike.
         loss_scale: what the loss was multiplied with.
         load: of the experts of this rank's layers.
     """
@@ -100,7 +100,8 @@ def update(engine: Engine, loss: float | PendingScalar) -> StepResult:
         if not found.skipped:
             engine.balancer.move()
     used = engine.loss_scale.value
-    engine.loss_scale.learn(skipped=found.skipped)
+    finite = math.isfinite(found.loss) and math.isfinite(found.grad_norm)
+    engine.loss_scale.learn(skipped=found.skipped and not finite)
     return StepResult(*found, used, engine.balancer.load)
 
 
@@ -135,6 +136,7 @@ def pending_loss(engine: Engine, losses: Sequence[Tensor], valid: Tensor) -> Pen
         else:
             for loss in losses:  # one after the other: the order is that of the schedule
                 total += loss.double()
+    faults.point("loss", tensors=lambda: {"loss": total})
     pending = engine.mesh.world.all_reduce(total, "loss")
 
     def arrived() -> float:

@@ -20,6 +20,7 @@ from phalanx.trainer.engine.optimizer import (
     pending_norm,
 )
 from phalanx.trainer.engine.recorder import Recorder
+from phalanx.trainer.guard.spikes import SpikeDetector
 from phalanx.trainer.parallel.comm import Group
 from phalanx.trainer.parallel.data import ShardedUnit
 
@@ -48,6 +49,7 @@ class Updated:
         units: whose gradients are reduced.
         optimizer: of this rank's part of their master weights.
         recorder: of what this rank does when.
+        spikes: what may keep the weights where they are.
     """
 
     recipe: Recipe
@@ -55,10 +57,16 @@ class Updated:
     units: Sequence[ShardedUnit]
     optimizer: Optimizer
     recorder: Recorder
+    spikes: SpikeDetector
+
+    def may_move(self, loss: float, norm: float) -> bool:
+        """Whether a step is finite, and no spike that is to be skipped."""
+        finite = math.isfinite(norm) and math.isfinite(loss)
+        return finite and not self.spikes.vetoes(loss, norm)
 
     def move(self, loss: float, norm: float) -> Update:
-        """Clip by the global norm and move the weights, unless something is not finite."""
-        skipped = not (math.isfinite(norm) and math.isfinite(loss))
+        """Clip by the global norm and move the weights, unless they may not."""
+        skipped = not self.may_move(loss, norm)
         if not skipped:
             clip(self.units, norm, self.recipe.clip)
             self.optimizer.step()
@@ -127,7 +135,7 @@ class Optimistic(UpdateRule):
             return updated.move(loss(), norm)
         roll_back = updated.optimizer.attempt()
         norm, mean = pending(), loss()
-        if math.isfinite(norm) and math.isfinite(mean) and norm <= limit:
+        if norm <= limit and updated.may_move(mean, norm):
             updated.optimizer.confirm()
             return Update(mean, norm, skipped=False)
         with updated.recorder.span("roll back", "optimizer"):

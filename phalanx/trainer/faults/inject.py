@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from multiprocessing import parent_process
 from pathlib import Path
 
 import torch
@@ -116,6 +117,8 @@ def _carry_out(fault: Fault, tensors: Tensors | None) -> None:
     match fault.action:
         case "signal":
             os.kill(os.getpid(), signal.Signals[str(fault.value)])
+        case "launcher":
+            os.kill(_launcher(), signal.Signals[str(fault.value)])
         case "exception":
             raise RuntimeError(f"a fault was injected at {fault.point}")
         case "sleep":
@@ -132,6 +135,12 @@ def _carry_out(fault: Fault, tensors: Tensors | None) -> None:
             raise OSError(number, os.strerror(number))
         case "flip" | "set":
             _change(fault, tensors() if tensors is not None else {})
+
+
+def _launcher() -> int:
+    """Whoever started the ranks: ours forks them from another process, others do not."""
+    started_by = parent_process()
+    return os.getppid() if started_by is None or started_by.pid is None else started_by.pid
 
 
 def _loop(seconds: float) -> None:

@@ -12,6 +12,7 @@ from phalanx.trainer.faults.points import POINTS
 
 ACTIONS: dict[str, str] = {
     "signal": "`value` is its name, such as SIGKILL: sent by the process to itself",
+    "launcher": "`value` is the name of a signal, sent to the process that started the ranks",
     "exception": "a RuntimeError that nobody expects",
     "sleep": "`value` seconds, others may run",
     "loop": "busy in Python for `value` seconds",
@@ -64,7 +65,8 @@ class Fault:
             raise unknown("point", self.point, POINTS)
         if self.action not in ACTIONS:
             raise unknown("action", self.action, ACTIONS)
-        named = {"signal": signal.Signals.__members__, "error": errno.errorcode.values()}
+        signals = signal.Signals.__members__
+        named = {"signal": signals, "launcher": signals, "error": errno.errorcode.values()}
         if self.action in named and self.value not in named[self.action]:
             raise unknown(self.action, str(self.value), named[self.action])
         if self.action in ("sleep", "loop", "gil", "exit") and isinstance(self.value, str):

@@ -5,6 +5,7 @@ POINTS: dict[str, str] = {
     "resume.before": "a checkpoint is chosen, and nothing of it is loaded",
     "resume.after": "its state is loaded",
     "step.before": "the batch of a step is here, and its work has not begun",
+    "loss": "the loss of a rank is about to be added to those of the others",
     "step.before_update": "gradients are reduced, and the weights have not moved",
     "step.after": "the weights have moved, and nothing is told of the step",
     "step.told": "the step stands in the metrics",

@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 from phalanx.core.errors import PhalanxError, RefusedError, UsageError
 from phalanx.core.run import Recipe, Run
 from phalanx.data.corpus import Corpus
+from phalanx.data.skips import Skips
 from phalanx.trainer.checkpoint.index import whole
 from phalanx.trainer.checkpoint.manifest import DamagedError, Manifest, shorter
+from phalanx.trainer.guard.spikes import SpikeDetector
 
 SCHEDULE = (
     "steps",
@@ -117,9 +119,18 @@ def require_progress(manifest: Manifest) -> None:
         schedule = state.get("schedule")
         if min(counts) < 0 or whole(clean) < 0 or not 0.0 < float(value) < math.inf:
             raise ValueError(f"{counts} and a loss scale of {value}")
+        Skips.from_json(state.get("skips", ()))
+        SpikeDetector(Recipe()).restore(state.get("spikes", {}))
         if schedule is not None:
             replace(Recipe(), **{key: schedule[key] for key in SCHEDULE})
-    except (KeyError, TypeError, ValueError, ArithmeticError, PhalanxError) as error:
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+        PhalanxError,
+    ) as error:
         raise DamagedError(f"the state of the run in it: {shorter(repr(error))}") from error
 
 

@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -17,43 +18,67 @@ from phalanx.trainer.run.session import Session
 from phalanx.trainer.run.state import own_pieces, restore
 
 
-def go_back(session: Session, why: str, done: int, kind: Kind = "resume") -> int:
-    """Load the newest checkpoint of this run that verifies, and drop what came after it.
+class Back(NamedTuple):
+    """Why a run goes back, and how far.
+
+    Attributes:
+        why: one line, for the event.
+        kind: of the event.
+        window: batches up to the last one that are skipped then; 0 does the same steps again.
+    """
+
+    why: str
+    kind: Kind = "resume"
+    window: int = 0
+
+
+def go_back(session: Session, back: Back, done: int) -> int:
+    """Load a checkpoint of this run that verifies, and drop what came after it.
 
     Every rank calls it, after the same step. What was saved later is renamed: it belongs to a way
     that the run does not go.
 
     Args:
         session: whose state is replaced.
-        why: one line, for the event.
+        back: why, and how far.
         done: steps, now.
-        kind: of the event.
 
     Returns:
-        The step to go on with.
+        The step to go on with: `done` where no checkpoint lies before a spike.
 
     Raises:
         CheckpointError: there is none, or the run has come to this step before and would again.
     """
+    why, training = back.why, session.training
     if session.saver is None:
         raise CheckpointError(f"{why}; there is nothing to go back to, since nothing is saved")
     session.saver.join()
-    if why in session.went_back:
+    if why in session.went_back and not back.window:
         raise CheckpointError(
             f"{why}, again after it went back; go on with a smaller recipe.learning_rate or "
             "recipe.clip, or look at the text it met there"
         )
     session.went_back.add(why)
-    chosen = _choose(session, why, done) if session.worker.rank == 0 else None
+    before = max(done - back.window, 0)
+    chosen = _chosen(session, why, done, before) if session.worker.rank == 0 else None
     path = from_rank_0(chosen, session.engine.mesh)
     if isinstance(path, PhalanxError):
-        raise path
+        if not back.window:
+            raise path
+        session.events.tell(back.kind, f"{path}; the run goes on", step=done)
+        return done
     if not isinstance(path, Path):
         raise TypeError(f"rank 0 chose {path!r}")
     with Checkpoint.open(path) as checkpoint:
         step = restore(session.engine, checkpoint)
+    text = f"{why}; going back to step {step}"
+    if back.window:
+        at, last = max(before, step), training.skips.batch_of(done - 1)
+        skipped = range(training.skips.batch_of(at), last + 1)
+        training.skips = training.skips.jump(at, last + 1)
+        text += f", and skipping batches {skipped[0]} to {skipped[-1]} at step {at}"
     session.meter.forget_after(step)
-    session.events.tell(kind, f"{why}; going back to step {step}", step=done, to=step)
+    session.events.tell(back.kind, text, step=done, to=step, skips=training.skips.to_json())
     if session.directory and session.metrics:
         session.metrics.forget_after(step)
         session.directory.forget_after(step)
@@ -70,19 +95,21 @@ def is_spoiled(session: Session) -> bool:
     return bool(bad.item())
 
 
-def _choose(session: Session, why: str, done: int) -> Path | PhalanxError:
-    """Rank 0: the checkpoint to go back to, with those after it out of the way."""
+def _chosen(session: Session, why: str, done: int, before: int) -> Path | PhalanxError:
+    """Rank 0: the checkpoint to go back to, with those after it out of the way.
+
+    The newest that is no later than step `before`, else the oldest that there is.
+    """
     if session.directory is None:
         return CheckpointError(f"{why}; there is nothing to go back to, since nothing is saved")
     folder = session.directory.checkpoints
-    told = partial(session.events.tell, "set aside")
-    for step, path in steps(folder):
-        if step > done:
-            continue
+    there = [(step, path) for step, path in steps(folder) if step <= done]
+    later = [found for found in reversed(there) if found[0] > before]
+    for step, path in [found for found in there if found[0] <= before] + later:
         try:
             verify(path, check=require_progress)
         except DamagedError as error:
-            set_aside(path, str(error), told)
+            set_aside(path, str(error), partial(session.events.tell, "set aside"))
             continue
         try:
             abandon_after(folder, step)

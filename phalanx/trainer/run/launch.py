@@ -8,6 +8,7 @@ until ranks are started: that import runs while the forkserver does its own.
 import importlib.util
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -16,14 +17,15 @@ from multiprocessing import forkserver, resource_tracker
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from phalanx.core.errors import PhalanxError, StartError
-from phalanx.trainer.run.signals import INTERRUPTED, Requests, listening
+from phalanx.core.errors import PhalanxError, RefusedError, StartError
+from phalanx.trainer.run.signals import INTERRUPTED, EndedError, Requests, held_back, listening
 from phalanx.trainer.run.sockets import keep_socket_paths_short
 
 if TYPE_CHECKING:
     from phalanx.trainer.run.restart import Restarter
 
 PRELOAD = ("phalanx.trainer.run.worker", "torch.distributed.fsdp", "torch.distributed.tensor")
+FILES, FILES_OF_A_RANK = 48, 8  # that a launcher opens; the ranks themselves open fewer
 ATTEMPTS = 3  # to connect; a busy machine may cut a connection
 INSTALL = "pip install 'phalanx[train]'"
 
@@ -47,6 +49,24 @@ def count_gpus() -> int:
     return torch.cuda.device_count()
 
 
+def require_files(ranks: int) -> None:
+    """Let this process open as many files as it needs to watch over its ranks.
+
+    Raises:
+        RefusedError: the system does not let it.
+    """
+    needed = FILES + FILES_OF_A_RANK * ranks
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise RefusedError(
+            f"a process may open {hard} files here (ulimit -n), and {ranks} ranks need "
+            f"{needed}; use ulimit -n {needed} or more, or fewer ranks"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
 class WarmStart:
     """The clean process that workers are forked from: it imports torch while we get ready."""
 
@@ -56,9 +76,9 @@ class WarmStart:
     def begin(self, modules: Sequence[str] = ()) -> None:
         """Start it, unless it runs; returns at once.
 
-        SIGTERM and SIGINT are held back in it, and in all that are forked from it until they
-        listen (`StopSignal.listen`): a signal to the whole process group, such as Ctrl-C in a
-        terminal, must not take away the ranks that are saving.
+        The signals that ask to stop are held back in it, and in all that are forked from it until
+        they listen (`StopSignal.listen`): a signal to the whole process group, such as Ctrl-C in
+        a terminal, must not take away the ranks that are saving.
 
         Args:
             modules: what the workers will need, besides torch.
@@ -66,13 +86,10 @@ class WarmStart:
         keep_socket_paths_short()
         ran_before = _forkserver_pid()
         multiprocessing.set_forkserver_preload([*PRELOAD, *modules])
-        resource_tracker.ensure_running()  # first, since it leaves the signals unblocked
-        signals = {signal.SIGTERM, signal.SIGINT}
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-        try:
+        with held_back():
+            resource_tracker.ensure_running()  # first, since it leaves two of them unblocked
+        with held_back():
             forkserver.ensure_running()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if _forkserver_pid() != ran_before:
             self._pid = _forkserver_pid()
 
@@ -126,55 +143,66 @@ def launch(
         restarter: says after a failure whether the ranks are started again; None never does.
 
     Returns:
-        The largest exit code of all ranks; 75 if they had to be ended at once.
+        The largest exit code of all ranks; 75 if they had to be ended and can be resumed.
 
     Raises:
+        EndedError: they had to be ended, and nothing was saved.
         PhalanxError: the one that a rank raised, with its exit code.
         restart.WorkerCrashError: a rank failed in another way, or was killed.
     """
     require_torch()
+    require_files(ranks)
     keep_socket_paths_short()
     multiprocessing.set_forkserver_preload(list(PRELOAD))  # no matter if it runs already
     number = unconnected = 0
     with listening() as requests:
         while True:
+            attempt = (entry, args, ranks, number, restarter.grace if restarter else 0.0)
             try:
-                return _supervised(entry, args, ranks, number, requests, on_stop)
+                return _supervised(attempt, requests, on_stop)
+            except EndedError:
+                return _interrupted(restarter)
             except StartError as error:
                 unconnected += 1
-                if requests.stop or unconnected == ATTEMPTS:
+                if unconnected == ATTEMPTS:
                     raise
                 on_event(f"starting {ranks} ranks once more: {str(error).splitlines()[0]}")
             except PhalanxError as error:
-                if restarter is None or not _again(error, restarter, requests):
+                if not _again(error, restarter, stopping=requests.stop):
                     raise
                 number, unconnected = number + 1, 0
-            if requests.stop:
-                return INTERRUPTED
+            if requests.stop:  # between two starts
+                return _interrupted(restarter)
 
 
-def _again(error: PhalanxError, restarter: "Restarter", requests: Requests) -> bool:
-    """Whether the ranks are started again, or a request to stop has found them between starts."""
+def _again(error: PhalanxError, restarter: "Restarter | None", *, stopping: bool) -> bool:
+    """Whether the ranks can be started again; whoever has asked them to stop need not be told."""
     from phalanx.trainer.run.restart import may_pass
 
-    if requests.stop:
-        return may_pass(error) and restarter.resumable()
-    return restarter.again(error)
+    if restarter is None:
+        return False
+    return may_pass(error) if stopping else restarter.again(error)
+
+
+def _interrupted(restarter: "Restarter | None") -> int:
+    """75 promises that one can go on.
+
+    Raises:
+        EndedError: nothing was saved, so that one cannot.
+    """
+    if restarter is None or restarter.resumable():
+        return INTERRUPTED
+    raise EndedError("ended before anything was saved: there is nothing to resume")
 
 
 def _supervised(
-    entry: Callable[..., int],
-    args: tuple[Any, ...],
-    ranks: int,
-    number: int,
-    requests: Requests,
-    on_stop: Callable[[], None] | None,
+    attempt: tuple[Any, ...], requests: Requests, on_stop: Callable[[], None] | None
 ) -> int:
     from phalanx.trainer.run.supervise import Attempt, supervise
 
     try:
         with leaving_main_alone():
-            return supervise(Attempt(entry, args, ranks, number), requests, on_stop)
+            return supervise(Attempt(*attempt), requests, on_stop)
     except (EOFError, ConnectionError) as error:  # the clean process is gone
         raise PhalanxError(
             "the process that ranks are forked from has ended, as it does when memory runs out; "

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from phalanx.core.errors import LostMessageError, PhalanxError, RankLeftError
+from phalanx.core.run import Recipe
 from phalanx.trainer.run.events import EventLog
 from phalanx.trainer.run.rundir import RunDirectory
 
@@ -42,18 +43,19 @@ class Restarter:
 
     Attributes:
         count: how often it was.
+        grace: seconds that ranks have to save when they are asked to stop; 0 means no end.
     """
 
-    def __init__(self, directory: RunDirectory, most: int, events: EventLog) -> None:
+    def __init__(self, directory: RunDirectory, recipe: Recipe, events: EventLog) -> None:
         """Begin to count.
 
         Args:
             directory: of the run.
-            most: restarts at most, progress or none; 0 has none.
+            recipe: says how many restarts there are at most, and how long a stop may take.
             events: is told of every restart.
         """
-        self.count = 0
-        self._directory, self._most, self._events = directory, most, events
+        self.count, self.grace = 0, recipe.grace
+        self._directory, self._most, self._events = directory, recipe.max_restarts, events
         self._furthest = -1
         self._vain = 0
         self._went_back = ""

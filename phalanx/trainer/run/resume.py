@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from phalanx.core.errors import CheckpointError, PhalanxError, UsageError
+from phalanx.data.skips import Skips
 from phalanx.trainer import faults
 from phalanx.trainer.checkpoint import Checkpoint, newest, open_verified
 from phalanx.trainer.checkpoint.index import whole
@@ -52,6 +53,8 @@ def take_up(session: Session, resume: Resume) -> int:
             refuse_changes(found, str(path))
         jump = learning_rate_jump(checkpoint.state, session.run.recipe)
         step = restore(session.engine, checkpoint)
+        if not found:  # of other text or other batches they say nothing
+            session.training.skips = Skips.from_json(checkpoint.state.get("skips", ()))
     faults.point("resume.after", step=step)
     text = f"resumed {path.name} under {session.run.layout}"
     session.events.tell("resume", text, step=step, checkpoint=str(path))

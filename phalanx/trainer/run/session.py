@@ -51,6 +51,7 @@ class Session:
         saves: what became of the saver's work; None where nothing is written.
         metrics: where each step is written; None where there is no directory.
         went_back: why it went back to a checkpoint, each reason once.
+        rolled_back: after which steps it went back before a spike.
     """
 
     run: Run
@@ -69,6 +70,7 @@ class Session:
     saves: Saves | None = None
     metrics: MetricsFile | None = None
     went_back: set[str] = field(default_factory=set)
+    rolled_back: list[int] = field(default_factory=list)
 
 
 def open_session(

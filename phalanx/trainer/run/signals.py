@@ -6,13 +6,19 @@ closed says SIGHUP, and a person Ctrl-C, which is SIGINT.
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+from phalanx.core.errors import PhalanxError
 
 INTERRUPTED = 75  # exit code: it was asked to stop, and can go on where it was
 HUMAN_SECONDS = 0.5  # two interrupts closer than this are one, heard twice
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+
+
+class EndedError(PhalanxError):
+    """Ranks that were asked to stop had to be ended before they could save."""
 
 
 class Requests:
@@ -41,10 +47,47 @@ class Requests:
 
 
 @contextmanager
+def held_back() -> Iterator[None]:
+    """Let processes that are started meanwhile hold the signals back, until they listen."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class _Remembered:
+    """A handler that does nothing yet. No mask could: libraries have threads that lack it."""
+
+    heard = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.heard = True
+
+
+@contextmanager
+def remembered(numbers: Collection[signal.Signals]) -> Iterator[None]:
+    """Let signals of this process wait until somebody listens; those that nobody hears are lost.
+
+    Args:
+        numbers: which.
+    """
+    before = {number: signal.signal(number, _Remembered()) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
 def listening() -> Iterator[Requests]:
-    """Take signals as requests to stop. Call it from the main thread."""
+    """Take signals as requests to stop, also those that came before; from the main thread."""
     requests = Requests()
     before = {number: signal.signal(number, requests.note) for number in STOP_SIGNALS}
+    for number, handler in before.items():
+        if isinstance(handler, _Remembered) and handler.heard:
+            requests.note(number, None)
     try:
         yield requests
     finally:

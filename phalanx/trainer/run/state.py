@@ -32,6 +32,7 @@ def progress(engine: Engine, step: int, identity: Mapping[str, Any]) -> dict[str
         "updates": engine.optimizer.updates,
         "amax_steps": engine.arithmetic.history.steps,
         "loss_scale": [engine.loss_scale.value, engine.loss_scale.clean],
+        "spikes": engine.spikes.state(),
         "layout": str(engine.run.layout),
     }
 
@@ -95,6 +96,7 @@ def restore(engine: Engine, checkpoint: Checkpoint) -> int:
     engine.optimizer.updates = int(state["updates"])
     if engine.loss_scale.dynamic and "loss_scale" in state:
         engine.loss_scale.value, engine.loss_scale.clean = state["loss_scale"]
+    engine.spikes.restore(state.get("spikes", {}))
     _restore_amaxes(engine, checkpoint)
     for sharded in engine.units:
         unit = sharded.unit

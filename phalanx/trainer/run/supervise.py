@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -27,7 +28,7 @@ from phalanx.core import errors
 from phalanx.core.errors import PhalanxError
 from phalanx.trainer.faults.inject import PLAN
 from phalanx.trainer.run.restart import WorkerCrashError
-from phalanx.trainer.run.signals import INTERRUPTED, Requests
+from phalanx.trainer.run.signals import EndedError, Requests
 from phalanx.trainer.run.worker import FIRST_FAILURE, Entry, work
 
 POLL_SECONDS = 0.1
@@ -42,12 +43,14 @@ class Attempt(NamedTuple):
         args: for `entry`; they must pickle.
         ranks: how many.
         number: which start of the run this is, from 0.
+        grace: seconds that they have to save when they are asked to stop; 0 means no end.
     """
 
     entry: Entry
     args: tuple[Any, ...]
     ranks: int
     number: int = 0
+    grace: float = 0.0
 
 
 def supervise(
@@ -61,9 +64,10 @@ def supervise(
         on_stop: called once they have been.
 
     Returns:
-        The largest exit code; 75 where ranks were ended before they could say one.
+        The largest exit code.
 
     Raises:
+        EndedError: they were asked to stop, and ended before they had saved.
         PhalanxError: the one that a rank raised, with its exit code.
         WorkerCrashError: a rank failed in another way, or was killed.
     """
@@ -76,13 +80,12 @@ def supervise(
         # Outside the main thread torchelastic leaves signals alone: its own way of handling them
         # kills workers that are still saving after 30 seconds.
         outcome = pool.submit(agent.run)
-        _wait(outcome, agent, requests, on_stop)
-        if requests.hurried:
-            return INTERRUPTED
+        if not _wait(outcome, agent, _Stop(requests, attempt.grace, on_stop)):
+            raise EndedError("ended before the ranks could save")
         result = outcome.result()
         if result.is_failed():
             if requests.stop and _ended_unheard(result):
-                return INTERRUPTED
+                raise EndedError("ended before the ranks could hear of it")
             raise _failure(result, Path(notes))
         return max(int(code or 0) for code in result.return_values.values())
 
@@ -146,20 +149,31 @@ def _agent(attempt: Attempt, notes: str) -> LocalElasticAgent:
     return LocalElasticAgent(spec, DefaultLogsSpecs(log_dir=notes), start_method="forkserver")
 
 
-def _wait(
-    outcome: "Future[RunResult]",
-    agent: LocalElasticAgent,
-    requests: Requests,
-    on_stop: Callable[[], None] | None,
-) -> None:
+class _Stop(NamedTuple):
+    """How a request to stop is dealt with."""
+
+    requests: Requests
+    grace: float
+    on_stop: Callable[[], None] | None
+
+    @property
+    def overdue(self) -> bool:
+        """Whether the ranks have had their time to save."""
+        late = time.monotonic() - self.requests.since > self.grace > 0
+        return self.requests.hurried or (self.requests.stop and late)
+
+
+def _wait(outcome: "Future[RunResult]", agent: LocalElasticAgent, stop: _Stop) -> bool:
+    """Return when all ranks have ended; False where they had to be ended."""
     passed_on = killed = False
     while not outcome.done():
         wait([outcome], timeout=POLL_SECONDS)
-        if requests.stop and not passed_on and (passed_on := _send(agent, signal.SIGTERM)):
-            if on_stop is not None:
-                on_stop()
-        elif requests.hurried and not killed:
+        if stop.requests.stop and not passed_on and (passed_on := _send(agent, signal.SIGTERM)):
+            if stop.on_stop is not None:
+                stop.on_stop()
+        elif stop.overdue and not killed:
             killed = _send(agent, signal.SIGKILL)
+    return not killed
 
 
 def _send(agent: LocalElasticAgent, number: signal.Signals) -> bool:

@@ -15,7 +15,7 @@ from phalanx.trainer import faults
 from phalanx.trainer.engine.balance import ExpertLoad
 from phalanx.trainer.engine.step import train_step
 from phalanx.trainer.run.continuity import Resume, identity
-from phalanx.trainer.run.go_back import go_back, is_spoiled
+from phalanx.trainer.run.go_back import Back, go_back, is_spoiled
 from phalanx.trainer.run.meter import Agreed, agree
 from phalanx.trainer.run.outcome import finish
 from phalanx.trainer.run.report import Reporter, StepMetrics, Summary
@@ -23,6 +23,7 @@ from phalanx.trainer.run.resume import take_up
 from phalanx.trainer.run.rundir import RunDirectory
 from phalanx.trainer.run.saves import SaveReport, Saves
 from phalanx.trainer.run.session import Session, describe_session, open_session
+from phalanx.trainer.run.spike import heed_spike
 from phalanx.trainer.run.state import named_tensors, own_pieces, progress
 from phalanx.trainer.run.validation import validate
 from phalanx.trainer.run.worker import Worker
@@ -107,12 +108,12 @@ class StepsTaken(NamedTuple):
     Attributes:
         done: steps, in all.
         stopped: asked to, before the last one.
-        back: why the run has to go back; empty where it has not.
+        back: why the run has to go back; None where it has not.
     """
 
     done: int
     stopped: bool = False
-    back: str = ""
+    back: Back | None = None
 
 
 def _steps(session: Session, first: int, last: int) -> tuple[int, bool]:
@@ -121,7 +122,7 @@ def _steps(session: Session, first: int, last: int) -> tuple[int, bool]:
     session.meter.first_step = first
     while True:
         taken = _take_steps(session, first, last)
-        if not taken.back:
+        if taken.back is None:
             return taken.done, taken.stopped
         first = go_back(session, taken.back, taken.done)
 
@@ -138,13 +139,18 @@ def _take_steps(session: Session, first: int, last: int) -> StepsTaken:
             faults.point("step.before", step=step, tensors=partial(named_tensors, engine))
             result = train_step(engine, step, batch)
             faults.point("step.after", step=step)
-            agreed = _agree(session, result.load, batches.seconds_waited)
+            # before ranks agree whether to stop: one whose data does not come can still say so
+            ahead = batches.await_next(lambda: session.worker.stop.requested)
+            agreed = _agree(session, result.load, batches.seconds_waited + ahead)
             metrics = meter.measure(step, result, time.perf_counter() - start, agreed, rate)
             hopeless = result.skipped and not engine.loss_scale.can_fall
             skipped_in_a_row = skipped_in_a_row + 1 if hopeless else 0
             with meter.apart("reports", ledger):
                 _report(session, metrics, traced=step - first == _TRACED[-1] or step == last - 1)
             faults.point("step.told", step=step)
+            back = heed_spike(session, step + 1, result)
+            if back is not None:
+                return StepsTaken(step + 1, back=back)
             if skipped_in_a_row >= _MOST_SKIPPED:
                 return _lost(session, step + 1, metrics.loss)
             found = _between_steps(session, step + 1, last, agreed)
@@ -174,7 +180,7 @@ def _report(session: Session, metrics: StepMetrics, *, traced: bool) -> None:
 def _lost(session: Session, done: int, loss: float) -> StepsTaken:
     """Many steps in a row were not finite: go back if the weights are not either, else give up."""
     if session.saver and is_spoiled(session):
-        return StepsTaken(done, back=f"the weights are nan or infinite after step {done}")
+        return StepsTaken(done, back=Back(f"the weights are nan or infinite after step {done}"))
     raise PhalanxError(
         f"{_MOST_SKIPPED} steps in a row were not finite (loss {loss}); resume from the last "
         "checkpoint with a smaller recipe.learning_rate, or a smaller recipe.clip"
@@ -216,8 +222,8 @@ def _end_steps(session: Session, done: int, *, stopped: bool, saved: bool = Fals
     return StepsTaken(done, stopped)
 
 
-def _spoiled(saves: Saves) -> str:
-    return f"the state of step {saves.failed_step} is nan or infinite, and is not saved"
+def _spoiled(saves: Saves) -> Back:
+    return Back(f"the state of step {saves.failed_step} is nan or infinite, and is not saved")
 
 
 def _save(session: Session, done: int) -> None:
@@ -228,6 +234,7 @@ def _save(session: Session, done: int) -> None:
         faults.point("save.begin", step=done)
         with session.meter.apart("checkpoints", engine.mesh.ledger):
             kept = identity(session.run, session.corpus) | {"fence": session.fence}
+            kept["skips"] = session.training.skips.to_json()
             state = progress(engine, done, kept)
             session.saver.save(done, own_pieces(engine), state)
         faults.point("save.copied", step=done)

@@ -33,12 +33,12 @@ from phalanx.trainer.run.agent_store import Meeting, agent_store, meet
 from phalanx.trainer.run.cores import num_threads
 from phalanx.trainer.run.orphans import die_with_parent
 from phalanx.trainer.run.room import ran_out
+from phalanx.trainer.run.signals import STOP_SIGNALS
 
 FIRST_FAILURE = "first-failure.json"
 PEER_GRACE_SECONDS = 3.0  # for ranks whose neighbour has failed to notice it by themselves
 ECHO_SECONDS = 1.0
 TIMEOUT = timedelta(minutes=10)  # after which a message that never came is an error
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 Entry = Callable[..., int]
 
@@ -53,14 +53,14 @@ class StopSignal:
     def __init__(self) -> None:
         self.requested = False
 
-    def listen(self, *, interrupts: bool) -> None:
-        """Take SIGTERM as a request, and SIGINT too where nobody translates it for us.
+    def listen(self) -> None:
+        """Take every signal that asks for it as a request to stop.
 
         Call it from the main thread. Signals that arrived since the process was born were held
         back, and are delivered now.
         """
-        signal.signal(signal.SIGTERM, self._note)
-        signal.signal(signal.SIGINT, self._note if interrupts else signal.SIG_IGN)
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._note)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -106,25 +106,22 @@ def work(entry: Entry, args: tuple[Any, ...], attempt: int = 0, plan: str = "") 
     die_with_parent()  # the clean process that it was forked from, which dies with the launcher
     _watch_the_others()
     try:
-        return work_here(entry, args, interrupts=False, attempt=attempt)
+        return work_here(entry, args, attempt)
     except BaseException as error:
         leave_a_note(error)
         leave(exit_code(error))
 
 
-def work_here(
-    entry: Entry, args: tuple[Any, ...], *, interrupts: bool = True, attempt: int = 0
-) -> int:
+def work_here(entry: Entry, args: tuple[Any, ...], attempt: int = 0) -> int:
     """Be one rank in this very process, as torchrun wants it.
 
     Args:
         entry: called as `entry(worker, *args)`; its result is returned.
         args: for `entry`.
-        interrupts: Ctrl-C reaches this process itself, and means: save and stop.
         attempt: which start of the run this is.
     """
     stop = StopSignal()
-    stop.listen(interrupts=interrupts)
+    stop.listen()
     worker = _join(stop, attempt)
     load_from_environment(worker.rank, worker.attempt)
     code = entry(worker, *args)

@@ -175,7 +175,7 @@ def test_nothing_listens_to_other_machines(tmp_path: Path) -> None:
     assert all(address in ("127.0.0.1", "::1") for address in found["listens"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_to_the_launcher_lets_the_ranks_save(tmp_path: Path, number: int) -> None:
     with training(tmp_path) as (launcher, _):
         launcher.send_signal(number)
@@ -186,7 +186,7 @@ def test_a_signal_to_the_launcher_lets_the_ranks_save(tmp_path: Path, number: in
     assert first == second
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
 def test_a_signal_to_the_whole_group_lets_the_ranks_save(tmp_path: Path, number: int) -> None:
     with training(tmp_path, seconds=1.0) as (launcher, _):
         os.killpg(launcher.pid, number)

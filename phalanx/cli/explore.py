@@ -1,0 +1,106 @@
+"""Open the explorer: a page on which every number can be dragged, and the planner behind it.
+
+The page is served on this machine alone, until Ctrl-C. Its address holds the state, so a link is a
+bookmark.
+
+phalanx explore
+phalanx explore --state 'v1&model=llama-3.1-405b&dp=16&tp=8&pp=16'
+phalanx explore --json --state 'v1&tp=16'
+"""
+
+import json
+import webbrowser
+from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING
+
+from phalanx.core.errors import PhalanxError, UsageError
+
+if TYPE_CHECKING:
+    import socket
+
+PORT = 8765
+HOST = "127.0.0.1"
+
+
+def arguments(parser: ArgumentParser) -> None:
+    """Declare what the command takes; the help text is the documentation."""
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=PORT,
+        help=f"of the page (default {PORT}; 0 for any that is free)",
+    )
+    parser.add_argument("--no-browser", action="store_true", help="only print the address")
+    parser.add_argument(
+        "--state",
+        default="",
+        metavar="QUERY",
+        help="where to begin: what stands behind ? in a link",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print every record of the state, and serve nothing"
+    )
+
+
+def run(args: Namespace) -> int:
+    """Serve the page, or print its records."""
+    # imported here, so that --help comes at once
+    from phalanx.explore.state import State
+
+    state = State.parse(args.state.removeprefix("?"))
+    if args.json:
+        from phalanx.explore.board import Board
+        from phalanx.explore.documents import state_document
+
+        print(json.dumps(state_document(Board(), state)))
+        return 0
+    if state.problems:
+        raise UsageError(state.problems[0])
+    try:
+        import uvicorn
+
+        from phalanx.explore.server import application
+    except ModuleNotFoundError as missing:
+        if missing.name and missing.name.partition(".")[0] in (
+            "starlette",
+            "uvicorn",
+            "websockets",
+        ):
+            raise PhalanxError(
+                f"the page needs {missing.name}: pip install 'phalanx[explore]'"
+            ) from missing
+        raise
+    listening = _listen(args.port)
+    query = state.query()
+    address = f"http://{HOST}:{listening.getsockname()[1]}/" + (f"?{query}" if query else "")
+    print(f"{address}\nCtrl-C ends it", flush=True)
+    if not args.no_browser:
+        webbrowser.open(address)
+    config = uvicorn.Config(
+        application(), log_level="error", ws="websockets-sansio", lifespan="off"
+    )
+    uvicorn.Server(config).run(sockets=[listening])
+    return 0
+
+
+def _listen(port: int) -> "socket.socket":
+    """A socket of this machine alone.
+
+    Raises:
+        UsageError: no such port, or somebody has it.
+    """
+    import socket
+
+    if not 0 <= port <= 65535:
+        raise UsageError(f"port is {port}; it can be 0 to 65535")
+    found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((HOST, port))
+        found.listen(128)
+    except OSError as error:
+        found.close()
+        raise UsageError(
+            f"port {port} cannot be had ({error.strerror}); choose another --port, or 0 for any"
+        ) from error
+    return found

@@ -1,0 +1,183 @@
+"""The server of the page: this machine only, one document, two JSON answers, and a live socket.
+
+Starlette and uvicorn are imported here and nowhere else. Foreign hosts and origins are turned away, so
+that no other page of the browser can talk to it.
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from importlib.resources import files
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from phalanx.core.errors import PhalanxError
+from phalanx.explore.board import Board
+from phalanx.explore.documents import inputs_document, state_document
+from phalanx.explore.live import View
+from phalanx.explore.page import document
+from phalanx.explore.state import State
+
+HOSTS = frozenset({"127.0.0.1", "localhost", "[::1]"})
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+TYPES = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+LONGEST_MESSAGE = 64 * 1024
+MISDIRECTED, FORBIDDEN, POLICY_VIOLATION = 421, 403, 1008
+
+
+class Guard:
+    """Turns away foreign hosts and origins, and adds the headers that keep the page alone.
+
+    Args:
+        app: what stands behind it.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or hand it on."""
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        refused = self._refusal(scope)
+        if refused and scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": POLICY_VIOLATION})
+        elif refused:
+            status, text = refused
+            await PlainTextResponse(text, status, HEADERS)(scope, receive, send)
+        else:
+            await self._app(scope, receive, _with_headers(send))
+
+    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
+        headers = {
+            key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]
+        }
+        host = headers.get("host", "")
+        if _bare(host) not in HOSTS:
+            return MISDIRECTED, f"this server is for {', '.join(sorted(HOSTS))} only"
+        origin = headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != host:
+            return FORBIDDEN, "a page of another origin cannot use this server"
+        if scope["type"] == "websocket" and origin is None:
+            return FORBIDDEN, "a live connection says where it comes from"
+        return None
+
+
+def _bare(host: str) -> str:
+    """The host without its port."""
+    name, colon, port = host.rpartition(":")
+    return name.lower() if colon and port.isdigit() else host.lower()
+
+
+def _with_headers(send: Send) -> Send:
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            found = {key.lower() for key, _ in message.get("headers", [])}
+            extra = [
+                (key.encode(), value.encode())
+                for key, value in HEADERS.items()
+                if key.encode() not in found
+            ]
+            message = {**message, "headers": [*message.get("headers", []), *extra]}
+        await send(message)
+
+    return sending
+
+
+def application(
+    routes: Iterable[Route | WebSocketRoute] = (), board: Board | None = None
+) -> ASGIApp:
+    """The server as an ASGI application.
+
+    Args:
+        routes: further ones.
+        board: where panels come from.
+    """
+    own = board or Board()
+    pages: list[Any] = [
+        Route("/", _page(own)),
+        Route("/api/v1/state", _state(own)),
+        Route("/api/v1/inputs", _inputs),
+        Route("/static/{name}", _static),
+        WebSocketRoute("/api/v1/live", _live(own)),
+    ]
+    return Guard(Starlette(routes=[*pages, *routes]))
+
+
+def _page(board: Board) -> Callable[[Request], Any]:
+    async def page(request: Request) -> Response:
+        state = State.parse(request.url.query)
+        shown = await run_in_threadpool(board.shown, state)
+        return HTMLResponse(document(shown, list(state.problems)))
+
+    return page
+
+
+def _state(board: Board) -> Callable[[Request], Any]:
+    async def state(request: Request) -> Response:
+        found = await run_in_threadpool(state_document, board, State.parse(request.url.query))
+        return JSONResponse(found)
+
+    return state
+
+
+async def _inputs(request: Request) -> Response:
+    return JSONResponse(inputs_document())
+
+
+async def _static(request: Request) -> Response:
+    """A file of the page; only names that are there."""
+    name = request.path_params["name"]
+    folder = files("phalanx.explore") / "static"
+    if name not in {entry.name for entry in folder.iterdir()}:
+        return PlainTextResponse("no such file", 404)
+    kind = TYPES.get(name.rpartition(".")[2], "text/plain")
+    return Response((folder / name).read_bytes(), media_type=f"{kind}; charset=utf-8")
+
+
+def _live(board: Board) -> Callable[[WebSocket], Any]:
+    async def live(socket: WebSocket) -> None:
+        await socket.accept()
+        view = View(board)
+        try:
+            while True:
+                text = await socket.receive_text()
+                reply = await run_in_threadpool(_reply, view, text)
+                await socket.send_text(reply)
+        except WebSocketDisconnect:
+            return
+
+    return live
+
+
+def _reply(view: View, text: str) -> str:
+    """The answer to one message; a bad one is answered, and nothing ends."""
+    try:
+        if len(text) > LONGEST_MESSAGE:
+            return json.dumps({"error": f"a message has at most {LONGEST_MESSAGE} characters"})
+        message = json.loads(text)
+        if not isinstance(message, dict):
+            return json.dumps({"error": "a message is an object"})
+        return json.dumps(view.answer(message), separators=(",", ":"))
+    except (PhalanxError, ValueError, RecursionError) as error:
+        return json.dumps({"error": str(error)})

@@ -1,0 +1,33 @@
+"""A real server of the page, on a port of its own."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import uvicorn
+
+from phalanx.explore.server import application
+
+
+@pytest.fixture(scope="session")
+def address() -> Iterator[str]:
+    """Where the page is served, as `127.0.0.1:PORT`."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        port = listening.getsockname()[1]
+        config = uvicorn.Config(
+            application(), log_level="error", ws="websockets-sansio", lifespan="off"
+        )
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        until = time.monotonic() + 20
+        while not server.started:
+            assert time.monotonic() < until, "the server did not start"
+            time.sleep(0.01)
+        yield f"127.0.0.1:{port}"
+        server.should_exit = True
+        thread.join(10)
