@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from phalanx.api.checkpoints import CheckpointList as CheckpointList
     from phalanx.api.checkpoints import checkpoints as checkpoints
+    from phalanx.api.dryruns import DryRun as DryRun
+    from phalanx.api.dryruns import dry_run as dry_run
     from phalanx.api.planning import estimate as estimate
     from phalanx.api.planning import messages as messages
     from phalanx.api.plans import Plan as Plan
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    **dict.fromkeys(("dry_run", "DryRun"), "phalanx.api.dryruns"),
     **dict.fromkeys(("checkpoints", "CheckpointList"), "phalanx.api.checkpoints"),
     **dict.fromkeys(("estimate", "messages"), "phalanx.api.planning"),
     **dict.fromkeys(("plan", "Plan"), "phalanx.api.plans"),
@@ -67,6 +70,7 @@ __all__ = [
     "CheckpointList",
     "Cluster",
     "DataError",
+    "DryRun",
     "Estimate",
     "Layout",
     "Message",
@@ -83,6 +87,7 @@ __all__ = [
     "UsageError",
     "Verdict",
     "checkpoints",
+    "dry_run",
     "estimate",
     "messages",
     "plan",

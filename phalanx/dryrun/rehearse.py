@@ -71,6 +71,7 @@ def rehearse(run: Run, rank: int) -> Rehearsal:
     with _one_thread(), silent_mesh(run.layout, rank, run.model.kv_heads) as mesh, _shapes(live):
         engine = build_engine(run, mesh, _no_values)
         live.expect_resizing(*(sharded.unit.weights for sharded in engine.units))
+        _as_after_a_step(engine)
         batch = _batch(engine)
         for step in range(2 if run.layout.precision.recipe == "fp8" else 1):  # it calibrates first
             mesh.ledger.clear()
@@ -88,6 +89,13 @@ def _shapes(live: LiveBytes) -> Iterator[None]:
         for mode in (FakeTensorMode(allow_non_fake_inputs=True), values, live):
             stack.enter_context(mode)
         yield
+
+
+def _as_after_a_step(engine: Engine) -> None:
+    """Have the memory that the first step would leave behind for all others."""
+    for sharded in engine.units:
+        if sharded.policy.retains_gradients:
+            sharded.have_gradient()
 
 
 def _no_values(declaration: Declaration, box: Box) -> Tensor:

@@ -67,7 +67,12 @@ class EvenExperts(ExpertParallel):
     """Experts that all get the same number of rows: which tokens they get, no rehearsal knows."""
 
     def count(self, expert: Tensor, experts: int) -> RowCounts:
-        """Rows spread evenly; the first experts get one more where they do not divide."""
+        """Rows spread evenly; the first experts get one more where they do not divide.
+
+        Args:
+            expert: int64 [rows], without values.
+            experts: E.
+        """
         each, more = divmod(len(expert), experts)
         of_expert = [each + (i < more) for i in range(experts)]
         held = experts // self.group.size

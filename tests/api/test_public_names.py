@@ -18,8 +18,9 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "phalanx"
 PUBLIC = {
     *("plan", "estimate", "messages", "verify", "train", "schedule", "published", "checkpoints"),
+    "dry_run",
     *("Layout", "ModelShape", "Cluster", "Run", "Recipe", "Schedule", "Message"),
-    *("Plan", "Estimate", "Verdict", "Summary", "Published", "CheckpointList"),
+    *("Plan", "Estimate", "Verdict", "Summary", "Published", "CheckpointList", "DryRun"),
     *("PhalanxError", "UsageError", "RefusedError", "ScheduleError", "DataError"),
     "CheckpointError",
 }
