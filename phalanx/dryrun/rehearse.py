@@ -68,7 +68,7 @@ def rehearse(run: Run, rank: int) -> Rehearsal:
     run = replace(run, layout=replace(run.layout, compile=False), weights="")
     start = time.perf_counter()
     live = LiveBytes()
-    with _one_thread(), silent_mesh(run.layout, rank, run.model.kv_heads) as mesh, _shapes(live):
+    with _one_thread(), silent_mesh(run, rank) as mesh, _shapes(live):
         engine = build_engine(run, mesh, _no_values)
         live.expect_resizing(*(sharded.unit.weights for sharded in engine.units))
         _as_after_a_step(engine)

@@ -7,6 +7,7 @@ is sent, that it has memory, and for how long.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from phalanx.core.layout import Layout
+from phalanx.core.run import Run
 from phalanx.trainer.parallel.comm import Group, Part, Pending, UnevenSplits
 from phalanx.trainer.parallel.expert import ExpertParallel, RowCounts
 from phalanx.trainer.parallel.mesh import Mesh, build_mesh
@@ -64,7 +66,16 @@ def _under_way(*buffers: Tensor) -> Pending:
 
 
 class EvenExperts(ExpertParallel):
-    """Experts that all get the same number of rows: which tokens they get, no rehearsal knows."""
+    """Experts that all get the same number of rows: which tokens they get, no rehearsal knows.
+
+    Attributes:
+        real: of so many places of a sequence on this rank hold a token, the others are padding;
+            both numbers.
+    """
+
+    def __init__(self, group: Group, real: tuple[int, int]) -> None:
+        super().__init__(group)
+        self.real = real
 
     def count(self, expert: Tensor, experts: int) -> RowCounts:
         """Rows spread evenly; the first experts get one more where they do not divide.
@@ -73,7 +84,8 @@ class EvenExperts(ExpertParallel):
             expert: int64 [rows], without values.
             experts: E.
         """
-        each, more = divmod(len(expert), experts)
+        tokens, places = self.real
+        each, more = divmod(len(expert) * tokens // places, experts)
         of_expert = [each + (i < more) for i in range(experts)]
         held = experts // self.group.size
         sent = [of_expert[at : at + held] for at in range(0, experts, held)]
@@ -83,20 +95,31 @@ class EvenExperts(ExpertParallel):
 
 
 @contextmanager
-def silent_mesh(layout: Layout, rank: int, kv_heads: int) -> Iterator[Mesh]:
+def silent_mesh(run: Run, rank: int) -> Iterator[Mesh]:
     """The mesh of one rank, all others made up.
 
     Args:
-        layout: how the step is cut; of any number of ranks.
+        run: of any number of ranks.
         rank: which.
-        kv_heads: of the model.
     """
+    layout, kv_heads = run.layout, run.model.kv_heads
     world = layout.ranks
     if world > 1:
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
     try:
         mesh = build_mesh(layout, torch.device("cpu"), SilentGroup, kv_heads=kv_heads)
-        yield replace(mesh, expert_type=EvenExperts)
+        real = _real_places(layout, mesh.at.cp, run.recipe.seq)
+        yield replace(mesh, expert_type=partial(EvenExperts, real=real))
     finally:
         if world > 1:
             dist.destroy_process_group()
+
+
+def _real_places(layout: Layout, cp: int, seq: int) -> tuple[int, int]:
+    """How many places of a sequence a cp rank has that hold a token, and how many it has."""
+    whole = layout.padded_seq(seq)
+    if layout.cp == 1:
+        return seq, whole
+    chunk = whole // (2 * layout.cp)  # one from either end
+    mine = (cp, 2 * layout.cp - 1 - cp)
+    return sum(min(max(seq - i * chunk, 0), chunk) for i in mine), 2 * chunk
