@@ -26,6 +26,12 @@ class DryRun:
     Attributes:
         run: what was rehearsed.
         cases: rank after rank.
+
+    Example:
+        >>> import phalanx
+        >>> found = phalanx.dry_run({"model": "gpt2", "layout": "tp=4", "recipe": {"seq": 64}})
+        >>> found.cases[0].messages_equal
+        True
     """
 
     run: Run
