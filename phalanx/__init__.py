@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from phalanx.api.checkpoints import CheckpointList as CheckpointList
     from phalanx.api.checkpoints import checkpoints as checkpoints
+    from phalanx.api.drills import DrillReport as DrillReport
+    from phalanx.api.drills import drill as drill
     from phalanx.api.dryruns import DryRun as DryRun
     from phalanx.api.dryruns import dry_run as dry_run
     from phalanx.api.planning import estimate as estimate
@@ -54,6 +56,7 @@ _HOMES = {
     **dict.fromkeys(("published", "Published"), "phalanx.api.publications"),
     "Message": "phalanx.core.message",
     "schedule": "phalanx.api.schedules",
+    **dict.fromkeys(("drill", "DrillReport"), "phalanx.api.drills"),
     **dict.fromkeys(("verify", "Verdict"), "phalanx.api.verification"),
     **dict.fromkeys(("train", "Summary"), "phalanx.api.training"),
     "Cluster": "phalanx.core.cluster",
@@ -70,6 +73,7 @@ __all__ = [
     "CheckpointList",
     "Cluster",
     "DataError",
+    "DrillReport",
     "DryRun",
     "Estimate",
     "Layout",
@@ -87,6 +91,7 @@ __all__ = [
     "UsageError",
     "Verdict",
     "checkpoints",
+    "drill",
     "dry_run",
     "estimate",
     "messages",

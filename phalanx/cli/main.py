@@ -22,6 +22,7 @@ COMMANDS = {
     "train": "train a model, cut any way over data, tensor and pipeline",
     "verify": "prove that a layout takes the same steps as one device",
     "checkpoints": "list, verify, open and compare the checkpoints of a run",
+    "drill": "injure a run, and compare it with the undisturbed one",
     "convert": "write a trained model as Hugging Face Transformers reads it",
     "plan": "find the fastest layout for a model on a cluster, and say why",
     "estimate": "price one layout: its seconds, its bytes, its messages",
