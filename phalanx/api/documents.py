@@ -70,6 +70,17 @@ _TEXTS: Mapping[str, str] = {
             "notes",
         ]
     ),
+    "dryrun": " ".join(
+        [
+            "schema layout ranks passed",
+            _under(
+                "cases[]",
+                "rank coordinates{} passed seconds peak_bytes planned_peak_bytes messages_equal "
+                "differences",
+            ),
+            _under("cases[].messages[]", "axis collective purpose bytes times"),
+        ]
+    ),
     "published": " ".join(
         [
             "schema",
