@@ -42,6 +42,7 @@ _SECONDS = (
     Quantity("predicted_step_seconds_80", "[seconds, seconds]", "its interval of 80 %"),
     Quantity("published_step_seconds", "seconds", "step_seconds as published"),
     Quantity("baseline_step_seconds", "seconds", "step_seconds at one utilisation for all rows"),
+    Quantity("lost_seconds", "{name: seconds}", "of all starts of a run, that are not training"),
     Quantity("time_split", "{name: seconds}", "of a session, mean over ranks"),
     Quantity("data_wait_seconds", "seconds", "that the slowest rank waited for its batch"),
 )
