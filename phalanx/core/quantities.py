@@ -42,6 +42,7 @@ _SECONDS = (
     Quantity("predicted_step_seconds_80", "[seconds, seconds]", "its interval of 80 %"),
     Quantity("published_step_seconds", "seconds", "step_seconds as published"),
     Quantity("baseline_step_seconds", "seconds", "step_seconds at one utilisation for all rows"),
+    Quantity("lost_seconds", "{name: seconds}", "of all starts of a run, that are not training"),
     Quantity("time_split", "{name: seconds}", "of a session, mean over ranks"),
     Quantity("data_wait_seconds", "seconds", "that the slowest rank waited for its batch"),
 )
@@ -109,9 +110,14 @@ _COUNTS = (
     Quantity(
         "rank",
         "number",
-        "place of a layout among the feasible, from 1; of a drill, whom a fault met, or null",
+        "of a layout among the feasible, from 1; of a process, from 0; of a fault, whom it met",
     ),
     Quantity("steps_repeated", "count", "steps that were done twice"),
+    Quantity("coordinates", "{axis: number}", "of a rank along dp, pp, cp and tp"),
+    Quantity("planned_peak_bytes", "bytes", "peak_bytes as planned"),
+    Quantity("messages_equal", "true or false", "what a rank sent is what was planned"),
+    Quantity("messages", "list", "what a rank sends in a step, equal messages added up"),
+    Quantity("differences", "[text]", "what does not agree with the plan, side by side"),
     Quantity("times", "count", "messages of this kind in a step"),
     Quantity("stage", "number", "slice of layers, from 0"),
     Quantity("stages", "list", "one for each pipeline rank, or layers of each stage"),

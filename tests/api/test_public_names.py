@@ -27,10 +27,11 @@ PUBLIC = {
         "published",
         "checkpoints",
         "drill",
+        "dry_run",
     ),
     *("Layout", "ModelShape", "Cluster", "Run", "Recipe", "Schedule", "Message"),
     *("Plan", "Estimate", "Verdict", "Summary", "Published", "CheckpointList"),
-    "DrillReport",
+    *("DrillReport", "DryRun"),
     *("PhalanxError", "UsageError", "RefusedError", "ScheduleError", "DataError"),
     "CheckpointError",
 }
