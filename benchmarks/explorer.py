@@ -1,7 +1,7 @@
 """Measures the explorer: from a drag to the painted frame, from opening to ready, and what is sent.
 
-A real server and a real Chromium on this machine. Scrubbing: one step in every frame, timed from the
-step to the first frame after its numbers stand in the document. Run it on a quiet machine:
+A real server and a real Chromium on this machine. Scrubbing: one step in every frame, timed from
+the step to the first frame after its numbers stand in the document. Run it on a quiet machine:
 
     python benchmarks/explorer.py --json
 """
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 
-from playwright.sync_api import Page, Response, sync_playwright
+from playwright.sync_api import Page, sync_playwright
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 BARS = {"scrub_p50_ms": 17.0, "scrub_p95_ms": 25.0, "ready_ms": 1000.0, "page_kb": 200.0}
@@ -50,6 +50,16 @@ async ([key, moves]) => {
 """
 
 
+# Bytes of scripts, styles and icons, and those of the document, which has all the data.
+SIZES = """
+() => {
+  const all = performance.getEntriesByType("resource").filter((r) => r.name.includes("/static/"));
+  const page = performance.getEntriesByType("navigation")[0].decodedBodySize;
+  return [all.reduce((sum, r) => sum + r.decodedBodySize, 0), page];
+}
+"""
+
+
 def free_port() -> int:
     """A port that nobody has."""
     with socket.socket() as one:
@@ -64,18 +74,12 @@ def percentile(values: list[float], share: float) -> float:
 
 def measure(page: Page, address: str, moves: int) -> dict[str, object]:
     """All cases, one after the other."""
-    sizes: dict[bool, int] = {True: 0, False: 0}  # whether it is data: the document has it all
-
-    def count(answer: Response) -> None:
-        sizes["/static/" not in answer.url] += len(answer.body()) if answer.ok else 0
-
-    page.on("response", count)
     begun = time.perf_counter()
     page.goto(address)
     page.wait_for_selector("body[data-ready]")
     ready = 1000 * (time.perf_counter() - begun)
     page.wait_for_timeout(1000)
-    page.remove_listener("response", count)
+    sizes = page.evaluate(SIZES)
     cases = {}
     for name, (query, part, key) in CASES.items():
         page.goto(f"{address}?{query}#{part}")
