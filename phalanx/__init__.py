@@ -16,6 +16,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from phalanx.api.checkpoints import CheckpointList as CheckpointList
     from phalanx.api.checkpoints import checkpoints as checkpoints
+    from phalanx.api.drills import DrillReport as DrillReport
+    from phalanx.api.drills import drill as drill
+    from phalanx.api.dryruns import DryRun as DryRun
+    from phalanx.api.dryruns import dry_run as dry_run
     from phalanx.api.planning import estimate as estimate
     from phalanx.api.planning import messages as messages
     from phalanx.api.plans import Plan as Plan
@@ -45,12 +49,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    **dict.fromkeys(("dry_run", "DryRun"), "phalanx.api.dryruns"),
     **dict.fromkeys(("checkpoints", "CheckpointList"), "phalanx.api.checkpoints"),
     **dict.fromkeys(("estimate", "messages"), "phalanx.api.planning"),
     **dict.fromkeys(("plan", "Plan"), "phalanx.api.plans"),
     **dict.fromkeys(("published", "Published"), "phalanx.api.publications"),
     "Message": "phalanx.core.message",
     "schedule": "phalanx.api.schedules",
+    **dict.fromkeys(("drill", "DrillReport"), "phalanx.api.drills"),
     **dict.fromkeys(("verify", "Verdict"), "phalanx.api.verification"),
     **dict.fromkeys(("train", "Summary"), "phalanx.api.training"),
     "Cluster": "phalanx.core.cluster",
@@ -67,6 +73,8 @@ __all__ = [
     "CheckpointList",
     "Cluster",
     "DataError",
+    "DrillReport",
+    "DryRun",
     "Estimate",
     "Layout",
     "Message",
@@ -83,6 +91,8 @@ __all__ = [
     "UsageError",
     "Verdict",
     "checkpoints",
+    "drill",
+    "dry_run",
     "estimate",
     "messages",
     "plan",

@@ -70,6 +70,17 @@ _TEXTS: Mapping[str, str] = {
             "notes",
         ]
     ),
+    "dryrun": " ".join(
+        [
+            "schema layout ranks passed",
+            _under(
+                "cases[]",
+                "rank coordinates{} passed seconds peak_bytes planned_peak_bytes messages_equal "
+                "differences",
+            ),
+            _under("cases[].messages[]", "axis collective purpose bytes times"),
+        ]
+    ),
     "published": " ".join(
         [
             "schema",
@@ -99,16 +110,26 @@ _TEXTS: Mapping[str, str] = {
             ),
         ]
     ),
+    "drill": " ".join(
+        [
+            "schema passed seed unmet",
+            _under(
+                "cases[]",
+                "fault where rank noticed_seconds back_seconds steps_repeated equal differences",
+            ),
+        ]
+    ),
     "train": (
         "schema name directory layout parameters first_step last_step steps interrupted first_loss "
         "last_loss validation_loss bytes_per_token tokens seconds tokens_per_second "
         "flops_per_second mfu hfu convention averaged_steps validations time_split{} stragglers "
+        "goodput lost_seconds{} restart_seconds checkpoint_write_seconds "
         "peak_bytes checkpoints sample proof "
         "next_steps first_bits_per_byte last_bits_per_byte validation_bits_per_byte"
     ),
     "train, metrics.jsonl": (
         "step time loss grad_norm lr tokens seconds tokens_per_second flops_per_second mfu hfu "
-        "data_wait_seconds exposed_seconds{} peak_bytes skipped loss_scale expert_load "
+        "data_wait_seconds exposed_seconds{} peak_bytes skipped loss_scale expert_load goodput "
         "expert_dropped validation_loss validation_seconds"
     ),
     "checkpoints": " ".join(

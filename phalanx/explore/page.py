@@ -47,8 +47,10 @@ PARTS = (
     PagePart("experts", "Expert parallelism"),
     PagePart("pipeline", "Pipelining"),
     PagePart("fabric", "The GPU network"),
+    PagePart("problems", "Problems to work"),
     PagePart("systems", "State, activations, failures", "The other two documents"),
     PagePart("plan", "Plan it", "Ours"),
+    PagePart("runs", "Runs"),
 )
 
 

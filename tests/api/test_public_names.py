@@ -17,9 +17,21 @@ from phalanx.core.errors import UsageError
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "phalanx"
 PUBLIC = {
-    *("plan", "estimate", "messages", "verify", "train", "schedule", "published", "checkpoints"),
+    *(
+        "plan",
+        "estimate",
+        "messages",
+        "verify",
+        "train",
+        "schedule",
+        "published",
+        "checkpoints",
+        "drill",
+        "dry_run",
+    ),
     *("Layout", "ModelShape", "Cluster", "Run", "Recipe", "Schedule", "Message"),
     *("Plan", "Estimate", "Verdict", "Summary", "Published", "CheckpointList"),
+    *("DrillReport", "DryRun"),
     *("PhalanxError", "UsageError", "RefusedError", "ScheduleError", "DataError"),
     "CheckpointError",
 }

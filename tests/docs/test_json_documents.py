@@ -35,6 +35,7 @@ ASKED = {  # command lines whose documents have between them every field
     "published": [("published", str(PUBLISHED))],
     "schedule": [("schedule", "interleaved", "-p", "2", "-m", "4")],
     "verify": [("verify", "--layout", "tp=2", "--steps", "1")],
+    "drill": [("drill", str(Path(SAVED) / "drill.toml"), "--faults", "crash", "--steps", "6")],
     "checkpoints": [("checkpoints", SAVED)],
     "checkpoints --show": [("checkpoints", SAVED, "--show", "1")],
     "checkpoints --diff": [("checkpoints", SAVED, "--diff", "1", "2")],
@@ -45,6 +46,11 @@ ASKED = {  # command lines whose documents have between them every field
     "explore": [("explore", "--state", "v1&speed=7")],
     "help": [("help", "zero")],
 }
+DRILLED = """
+layout = "dp=2"
+model = {layers = 2, hidden = 32, heads = 2}
+recipe = {seq = 16, batch = 4, steps = 6, warmup = 2, evaluate_batches = 1}
+"""
 RARE = {  # what few documents have
     "heuristic.refused",  # where the textbook finds nothing that fits
     "resumes",  # with --resume
@@ -62,6 +68,7 @@ def saved() -> Iterator[None]:
             saver.save(step, [Piece("w", "weight", (4,), (0,), (4,), 0, 4, data)], {"batch": step})
             saver.wait()
         (Path(SAVED) / "checkpoints" / "corrupt-step-00000001").mkdir()
+        (Path(SAVED) / "drill.toml").write_text(DRILLED)
         yield
 
 

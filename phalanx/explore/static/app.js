@@ -2,6 +2,7 @@
 
 import { Card } from "./card.js";
 import { Live } from "./live.js";
+import { runs } from "./runs.js";
 import { scrubbers } from "./scrub.js";
 import { timelines } from "./timeline.js";
 
@@ -318,6 +319,20 @@ document.addEventListener("keydown", (event) => {
   else tools.undo();
 });
 
+document.addEventListener("submit", async (event) => {
+  const form = event.target;
+  if (!(form instanceof HTMLFormElement) || !form.dataset.problem) return;
+  event.preventDefault();
+  const asked = new URLSearchParams({ problem: form.dataset.problem, answer: String(new FormData(form).get("answer") || "") });
+  const grade = await (await fetch(`api/v1/grade?${asked}`)).json();
+  const word = document.createElement("span"), why = document.createElement("span");
+  word.className = `v ${grade.verdict}`;
+  word.textContent = `${ICONS[grade.verdict] || ""} ${grade.text}`;
+  why.className = "why";
+  why.textContent = ` ${grade.reason}`;
+  form.querySelector(".grade")?.replaceChildren(word, why);
+});
+
 document.addEventListener("toggle", (event) => {
   const details = event.target;
   if (!(details instanceof HTMLDetailsElement) || !details.dataset.t) return;
@@ -379,3 +394,4 @@ const here = new IntersectionObserver((entries) => {
   }
 }, { rootMargin: "-20% 0px -70% 0px" });
 for (const part of document.querySelectorAll(".part")) here.observe(part);
+runs((name) => page.see.has(name));

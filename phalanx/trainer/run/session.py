@@ -22,6 +22,7 @@ from phalanx.trainer.parallel.mesh import Mesh, build_mesh
 from phalanx.trainer.precision.dtypes import Dtypes
 from phalanx.trainer.run.cores import num_cores
 from phalanx.trainer.run.events import EventLog
+from phalanx.trainer.run.heartbeat import Heartbeat
 from phalanx.trainer.run.limits import refuse_untrainable
 from phalanx.trainer.run.meter import Meter, find_peak, from_rank_0
 from phalanx.trainer.run.metrics_file import MetricsFile
@@ -102,6 +103,7 @@ def open_session(
     mesh = build_mesh(run.layout, worker.device, kv_heads=run.model.kv_heads)
     text = open_text(run)
     engine = build_engine(run, mesh)
+    _listen_to(worker.heart, engine)
     main = worker.rank == 0
     reporter = reporter if main else Silent()
     events = _events(directory if main else None, reporter)
@@ -119,7 +121,7 @@ def open_session(
         directory=directory if main else None,
         reporter=reporter,
         events=events,
-        meter=Meter(run, find_peak(mesh, run.layout.precision)),
+        meter=Meter(run, find_peak(mesh, run.layout.precision), heart=worker.heart),
         watch=CorruptionWatch(engine),
         repeat=PassRepeat(engine),
         stragglers=StragglerWatch(mesh, off=_times_say_nothing(worker)),
@@ -129,6 +131,12 @@ def open_session(
     if run.weights:
         _tell_of_weights(session)
     return session
+
+
+def _listen_to(heart: Heartbeat, engine: Engine) -> None:
+    """Have every action and every wait of a rank heard by whoever watches it."""
+    engine.recorder.doing, engine.recorder.arrived = heart.doing, heart.arrived
+    engine.mesh.ledger.waits = heart.waits
 
 
 def _times_say_nothing(worker: Worker) -> bool:

@@ -17,6 +17,7 @@ from phalanx.trainer.engine.step import train_step
 from phalanx.trainer.guard.corruption import Suspicion
 from phalanx.trainer.run.continuity import Resume, identity
 from phalanx.trainer.run.go_back import Back, go_back, is_spoiled, look, suspected
+from phalanx.trainer.run.heartbeat import DATA_SECONDS, SLOW_SECONDS
 from phalanx.trainer.run.meter import Agreed, agree
 from phalanx.trainer.run.outcome import finish
 from phalanx.trainer.run.report import Reporter, StepMetrics, Summary
@@ -68,7 +69,10 @@ def train(
     session = _begin_writing(session, run)
     session.reporter.on_start(describe_session(session, first))
     session.events.write("start", f"step {first} of {run.recipe.last_step}", step=first)
+    if session.directory:
+        session.meter.earlier, session.meter.began = session.directory.goodput(), time.time()
     done, interrupted = _steps(session, first, run.recipe.last_step)
+    worker.heart.phase("end", SLOW_SECONDS)
     summary = finish(session, first, done, interrupted=interrupted)
     if session.directory and (done > first or not session.directory.summary_file.exists()):
         session.directory.write_summary(summary)
@@ -126,18 +130,20 @@ def _steps(session: Session, first: int, last: int) -> tuple[int, bool]:
         taken = _take_steps(session, first, last)
         if taken.back is None:
             return taken.done, taken.stopped
+        session.worker.heart.phase("going back", SLOW_SECONDS)
         first = go_back(session, taken.back, taken.done)
 
 
 def _take_steps(session: Session, first: int, last: int) -> StepsTaken:
     """Take steps until the last, until asked to stop, or until the run has to go back."""
     engine, meter, ledger = session.engine, session.meter, session.engine.mesh.ledger
-    skipped_in_a_row = 0
+    skipped_in_a_row, heart = 0, session.worker.heart
     with Prefetcher(session.training, engine.positions(), first, last) as batches:
         start = time.perf_counter()
         for step, batch in batches:
             engine.recorder.keeps_spans = step - first in _TRACED
             rate = engine.optimizer.learning_rate
+            heart.step(step, meter.recent_step_seconds)
             session.stragglers.begin()
             faults.point("step.before", step=step, tensors=partial(named_tensors, engine))
             back = look(session, step) if session.watch.is_due(step) else None
@@ -149,7 +155,9 @@ def _take_steps(session: Session, first: int, last: int) -> StepsTaken:
                 return StepsTaken(step, back=suspected(result, step))
             faults.point("step.after", step=step)
             # before ranks agree whether to stop: one whose data does not come can still say so
+            heart.phase("data", DATA_SECONDS)
             ahead = batches.await_next(lambda: session.worker.stop.requested)
+            heart.phase("train")
             slow = heed_stragglers(session, step + 1, ahead)
             agreed = _agree(session, result.load, batches.seconds_waited + ahead)
             agreed = agreed._replace(stop=agreed.stop or slow)
@@ -255,6 +263,7 @@ def _save(session: Session, done: int) -> None:
             kept["skips"] = session.training.skips.to_json()
             state = progress(engine, done, kept)
             session.saver.save(done, own_pieces(engine), state)
+            session.meter.saves += 1
         faults.point("save.copied", step=done)
 
 
