@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from phalanx.api.plans import plan as plan
     from phalanx.api.publications import Published as Published
     from phalanx.api.publications import published as published
+    from phalanx.api.reports import doctor as doctor
+    from phalanx.api.reports import report as report
     from phalanx.api.schedules import schedule as schedule
     from phalanx.api.training import Summary as Summary
     from phalanx.api.training import train as train
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
     from phalanx.core.run import Recipe as Recipe
     from phalanx.core.run import Run as Run
     from phalanx.core.schedule import Schedule as Schedule
+    from phalanx.reports.finding import Findings as Findings
+    from phalanx.reports.report import RunReport as RunReport
 
 __version__ = "0.1.0"
 
@@ -50,6 +54,9 @@ _HOMES = {
     **dict.fromkeys(("plan", "Plan"), "phalanx.api.plans"),
     **dict.fromkeys(("published", "Published"), "phalanx.api.publications"),
     "Message": "phalanx.core.message",
+    **dict.fromkeys(("report", "doctor"), "phalanx.api.reports"),
+    "RunReport": "phalanx.reports.report",
+    "Findings": "phalanx.reports.finding",
     "schedule": "phalanx.api.schedules",
     **dict.fromkeys(("verify", "Verdict"), "phalanx.api.verification"),
     **dict.fromkeys(("train", "Summary"), "phalanx.api.training"),
@@ -68,6 +75,7 @@ __all__ = [
     "Cluster",
     "DataError",
     "Estimate",
+    "Findings",
     "Layout",
     "Message",
     "ModelShape",
@@ -77,16 +85,19 @@ __all__ = [
     "Recipe",
     "RefusedError",
     "Run",
+    "RunReport",
     "Schedule",
     "ScheduleError",
     "Summary",
     "UsageError",
     "Verdict",
     "checkpoints",
+    "doctor",
     "estimate",
     "messages",
     "plan",
     "published",
+    "report",
     "schedule",
     "train",
     "verify",
