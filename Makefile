@@ -9,8 +9,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 demo: $(VENV)/.train
 	$(BIN)/phalanx train examples/demo.toml --prove 1
 
+# Tests run side by side, one process for each of two cores, each with rank processes of its own.
+# Whoever is done first takes over what the other has not begun.
+WORKERS ?= 2
 test: check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 # For an hour or a night: what `make test` has no time for, and layouts that nobody thought of.
 SAMPLE ?= 100

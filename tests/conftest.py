@@ -8,6 +8,10 @@ from hypothesis import settings
 
 from phalanx.oracle.pool import RankPool
 
+# Small tensors gain nothing from threads, and threads that wait for one another on cores that other
+# tests keep busy cost ten times what they compute. Processes that tests start inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # where a change is judged, the same examples are drawn each time
 settings.register_profile("phalanx", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("phalanx")

@@ -85,6 +85,8 @@ class Recipe:
             finite: tell; skip its update; go back and skip the batches before it (rollback); or
             not look (off).
         spike_window: batches up to a spike that a rollback skips.
+        check_every: steps between two looks for silent corruption, by checksums of what several
+            ranks hold alike and of what lies at rest; 0 never looks. Each save is preceded by one.
         evaluate_every: steps between validations; 0 validates only at the end.
         evaluate_batches: batches of held-out text per validation, always the same ones, no window
             twice; 0 never validates.
@@ -124,6 +126,7 @@ class Recipe:
     grace: float = 0.0
     spike: Spike = "tell"
     spike_window: int = 100
+    check_every: int = 100
     evaluate_every: int = 0
     evaluate_batches: int = 4
     sample_tokens: int = 160
@@ -137,6 +140,7 @@ class Recipe:
             _at_least(f"recipe.{key}", getattr(self, key), 0)
         for key in ("evaluate_batches", "sample_tokens", "decay_from", "max_restarts"):
             _at_least(f"recipe.{key}", getattr(self, key), 0)
+        _at_least("recipe.check_every", self.check_every, 0)
         for key in ("learning_rate", "weight_decay", "clip", "eps", "init_std"):
             _at_least(f"recipe.{key}", getattr(self, key), 0.0)
         for key in ("balance_loss", "balance_speed", "capacity", "grace"):

@@ -7,10 +7,15 @@ from threading import Lock
 from phalanx.core.errors import PhalanxError
 from phalanx.explore.inputs import Value
 from phalanx.explore.page import PARTS, PLACE, Shown, text_of
+from phalanx.explore.panels.experts import experts
+from phalanx.explore.panels.fabric import fabric
 from phalanx.explore.panels.mixed import mixed
 from phalanx.explore.panels.notation import notation
+from phalanx.explore.panels.ours import ours
+from phalanx.explore.panels.pipeline import pipeline, schedules
 from phalanx.explore.panels.roofline import data, fsdp, tensor, two_clocks
 from phalanx.explore.panels.schemes import schemes
+from phalanx.explore.panels.systems import systems
 from phalanx.explore.records import Panel, Picture, Record
 from phalanx.explore.state import Reading, State
 
@@ -24,7 +29,17 @@ PANELS: Mapping[str, Maker] = {
     "fsdp": fsdp,
     "tensor": tensor,
     "mixed": mixed,
+    "experts": experts,
+    "pipeline": pipeline,
+    "schedules": schedules,
+    "fabric": fabric,
+    "systems": systems,
+    "estimate": ours,
 }
+SLOW: Mapping[str, tuple[str, ...]] = {
+    "pipeline": ("schedules",),
+    "plan": ("estimate",),
+}  # of a part; they follow later
 KEPT = 64  # states of a panel
 
 

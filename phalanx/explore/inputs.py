@@ -123,7 +123,7 @@ INPUTS: tuple[Input, ...] = (
     Input(
         "G", "G", "chips that share one fast fabric", "", 8, 1, 65536, "binary", group="hardware"
     ),
-    Input("B", "B", "tokens in one step, all chips together", "tokens", 16777216, 1024, 1e9),
+    Input("B", "B", "tokens in one step, all chips together", "tokens", 8388608, 1024, 1e9),
     Input("seq", "seq", "tokens in one sequence", "tokens", 8192, 128, 4194304, "binary"),
     _degree("dp", "DP", "data-parallel ranks; with ZeRO-3, FSDP", 16),
     _degree("tp", "TP", "tensor-parallel ranks", 8, 4096),
@@ -237,6 +237,19 @@ INPUTS: tuple[Input, ...] = (
         group="pipeline",
     ),
     Input(
+        "share",
+        "MFU",
+        "share of the peak that training reaches",
+        "share",
+        0.4,
+        0.01,
+        1,
+        "linear",
+        0.01,
+        False,
+        group="systems",
+    ),
+    Input(
         "hours",
         "device-hours per failure",
         "Llama 3: 419 interruptions of 16,384 GPUs in 54 days",
@@ -276,6 +289,13 @@ INPUTS: tuple[Input, ...] = (
         1e9,
         1e16,
         group="systems",
+    ),
+    Input(
+        "whynot",
+        "why not",
+        "a layout, or some keys of one, to hold against the best: tp=16",
+        default="tp=16",
+        group="plan",
     ),
     Input(
         "fixed", "settled", "keys that the search must keep: tp=8 zero=1", default="", group="plan"

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx.core.errors import UsageError
-from phalanx.explore.board import Board
+from phalanx.explore.board import SLOW, Board
 from phalanx.explore.drags import DRAGS
 from phalanx.explore.inputs import BY_KEY, INPUTS, fraction_of, show_plain
-from phalanx.explore.page import LOADS, rows_html, shown_value, table_html
+from phalanx.explore.page import LOADS, Shown, rows_html, shown_value, table_html
 from phalanx.explore.records import Record
 from phalanx.explore.state import State
 
@@ -66,6 +66,7 @@ class View:
 
     board: Board
     sent: dict[str, Any] = field(default_factory=dict)
+    _last: tuple[State, Sequence[str], Sequence[str]] | None = None
 
     def answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """What a page has to change after a message of its script.
@@ -78,33 +79,47 @@ class View:
             UsageError: the message is none of ours.
         """
         state = State.parse(_text(message, "state"))
-        problems: tuple[str, ...] = ()
         if message.get("edit") is not None:
             edit = message["edit"]
             if not isinstance(edit, Mapping):
                 raise UsageError("an edit is an object")
             state = edited(state, edit)
         problems, state = state.problems, State(state.chosen, state.unknown)
-        seen = _names(message, "see")
+        seen, opened = _names(message, "see"), _names(message, "open")
+        slow = [panel for part in seen for panel in SLOW.get(part, ())]
+        self._last = (state, slow, opened) if slow else None
         shown = self.board.shown(state, seen)
         reply: dict[str, Any] = {
             "n": message.get("n"),
             "state": state.query(),
             "inputs": self._changed("i", _inputs(state)),
-            "records": self._changed("r", {r.id: _face(r) for r in shown.records.values()}),
-            "pictures": self._changed("p", {p.id: _drawn(p) for p in shown.pictures.values()}),
             "problems": list(problems),
             "flips": self._flips(shown.records),
+            **self._parts(shown, opened),
         }
-        opened = set(_names(message, "open"))
-        tables = {p.id: table_html(p) for p in shown.pictures.values() if p.id in opened}
-        reply["tables"] = self._changed("t", tables)
         why = message.get("why")
         if isinstance(why, str) and why in shown.records:
             reply["card"] = {"id": why, **shown.records[why].to_dict()}
         if isinstance(message.get("pin"), str):
             reply["pins"] = self._pins(_text(message, "pin"), seen, shown.records)
         return reply
+
+    def slow(self) -> dict[str, Any] | None:
+        """What takes longer, once nothing newer waits; None where there is nothing."""
+        if self._last is None:
+            return None
+        (state, panels, opened), self._last = self._last, None
+        return self._parts(self.board.shown(state, panels), opened)
+
+    def _parts(self, shown: Shown, opened: Sequence[str]) -> dict[str, Any]:
+        """Records, pictures and open tables that have changed."""
+        pictures = shown.pictures.values()
+        tables = {p.id: table_html(p) for p in pictures if p.id in opened}
+        return {
+            "records": self._changed("r", {r.id: _face(r) for r in shown.records.values()}),
+            "pictures": self._changed("p", {p.id: _drawn(p) for p in pictures}),
+            "tables": self._changed("t", tables),
+        }
 
     def _changed(self, kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """Those that the page does not have yet; they count as sent."""

@@ -20,9 +20,10 @@ from phalanx.explore.state import State
 
 PLACE = re.compile(r"\{(r|v|w|i|c|p|t|x|try|set):([^{}|]*)(?:\|([^{}]*))?\}")
 ICONS = {"good": "✓", "bad": "✕", "note": "→", "": ""}
-LOADS = {"n.models": "model", "n.chips_table": "chip"}
+LOADS = {"n.models": "model", "n.chips_table": "chip", "fab.chips": "chip"}
 HEADERS = {
     "n.models": ("model", "D", "F", "L", "E", "k", "heads", "parameters", ""),
+    "fab.chips": ("chip", "domain", "W", "egress", "ridge inside", "ridge outside", "floor", ""),
     "n.chips_table": ("chip", "C", "W_ici", "W_dcn", "HBM", "domain", "C / W", ""),
 }
 
@@ -43,6 +44,11 @@ PARTS = (
     PagePart("fsdp", "FSDP and memory"),
     PagePart("tensor", "Tensor parallelism"),
     PagePart("mixed", "FSDP and TP together"),
+    PagePart("experts", "Expert parallelism"),
+    PagePart("pipeline", "Pipelining"),
+    PagePart("fabric", "The GPU network"),
+    PagePart("systems", "State, activations, failures", "The other two documents"),
+    PagePart("plan", "Plan it", "Ours"),
 )
 
 

@@ -4,7 +4,14 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from phalanx.core.units import show_bytes, show_count, show_rate, show_seconds, show_share
+from phalanx.core.units import (
+    show_bytes,
+    show_count,
+    show_flops,
+    show_rate,
+    show_seconds,
+    show_share,
+)
 
 Verdict = Literal["", "good", "bad", "note"]
 
@@ -127,6 +134,7 @@ def show(value: float, unit: str) -> str:
     shown: dict[str, Callable[[float], str]] = {
         "bytes": show_bytes,
         "s": show_seconds,
+        "FLOP": show_flops,
         "FLOP/s": show_rate,
         "B/s": lambda rate: show_rate(rate, "B"),
         "share": show_share,

@@ -4,6 +4,7 @@ Starlette and uvicorn are imported here and nowhere else. Foreign hosts and orig
 that no other page of the browser can talk to it.
 """
 
+import asyncio
 import json
 from collections.abc import Callable, Iterable
 from importlib.resources import files
@@ -13,17 +14,26 @@ from urllib.parse import urlsplit
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from phalanx.core.errors import PhalanxError
 from phalanx.explore.board import Board
+from phalanx.explore.copies import command_of, run_file_of
 from phalanx.explore.documents import inputs_document, state_document
 from phalanx.explore.live import View
 from phalanx.explore.page import document
-from phalanx.explore.state import State
+from phalanx.explore.searching import search_lines
+from phalanx.explore.state import Reading, State
+from phalanx.explore.timelines import columns, drawn, pace_of
 
 HOSTS = frozenset({"127.0.0.1", "localhost", "[::1]"})
 POLICY = (
@@ -40,6 +50,7 @@ HEADERS = {
 }
 TYPES = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 LONGEST_MESSAGE = 64 * 1024
+QUIET = 0.03  # seconds without a message, after which slow panels have their turn
 MISDIRECTED, FORBIDDEN, POLICY_VIOLATION = 421, 403, 1008
 
 
@@ -118,6 +129,10 @@ def application(
         Route("/", _page(own)),
         Route("/api/v1/state", _state(own)),
         Route("/api/v1/inputs", _inputs),
+        Route("/api/v1/timeline", _timeline),
+        Route("/api/v1/plan", _plan),
+        Route("/api/v1/command", _copy(command_of)),
+        Route("/api/v1/run", _copy(run_file_of)),
         Route("/static/{name}", _static),
         WebSocketRoute("/api/v1/live", _live(own)),
     ]
@@ -145,6 +160,34 @@ async def _inputs(request: Request) -> Response:
     return JSONResponse(inputs_document())
 
 
+async def _timeline(request: Request) -> Response:
+    """A drawn schedule as binary columns; `of` says which of the two."""
+    reading = Reading(State.parse(request.url.query))
+    which = "beside" if request.query_params.get("of") == "beside" else "schedule"
+    sizes = [reading.whole(key) for key in ("p", "m", "v")]
+    try:
+        found = await run_in_threadpool(drawn, reading.text(which), *sizes, pace_of(reading))
+    except PhalanxError as error:
+        return PlainTextResponse(str(error), 404)
+    return Response(columns(found), media_type="application/octet-stream")
+
+
+async def _plan(request: Request) -> Response:
+    """A search, as lines: signs of life, then the ranking. A reader that leaves ends it."""
+    lines = search_lines(request.url.query)
+    return StreamingResponse(lines, media_type="application/x-ndjson")
+
+
+def _copy(make: Callable[[State], str]) -> Callable[[Request], Any]:
+    async def copied(request: Request) -> Response:
+        try:
+            return PlainTextResponse(await run_in_threadpool(make, State.parse(request.url.query)))
+        except PhalanxError as error:
+            return PlainTextResponse(f"# {error}", 409)
+
+    return copied
+
+
 async def _static(request: Request) -> Response:
     """A file of the page; only names that are there."""
     name = request.path_params["name"]
@@ -161,13 +204,27 @@ def _live(board: Board) -> Callable[[WebSocket], Any]:
         view = View(board)
         try:
             while True:
-                text = await socket.receive_text()
+                text = await _next_text(socket, view)
                 reply = await run_in_threadpool(_reply, view, text)
                 await socket.send_text(reply)
         except WebSocketDisconnect:
             return
 
     return live
+
+
+async def _next_text(socket: WebSocket, view: View) -> str:
+    """The next message; while none comes, what takes longer is sent."""
+    coming = asyncio.ensure_future(socket.receive_text())
+    try:
+        done, _ = await asyncio.wait([coming], timeout=QUIET)
+        if not done:
+            later = await run_in_threadpool(view.slow)
+            if later is not None:
+                await socket.send_text(json.dumps(later, separators=(",", ":")))
+        return await coming
+    finally:
+        coming.cancel()
 
 
 def _reply(view: View, text: str) -> str:

@@ -49,7 +49,7 @@ FEATURES: Mapping[str, Tables] = {
             "top_k": 4,
             "moe_ffn": 48,
             "shared_experts": 2,
-            "dense_layers": 2,
+            "dense_layers": 1,
             "routing": "sigmoid",
             "expert_groups": 3,
             "groups_kept": 2,
@@ -221,22 +221,57 @@ def draw(random: Random, max_ranks: int, rate: float = 0.25, *, small: bool = Fa
     """
     layout = _layout(random, max_ranks)
     tables, stages = _sizes(random, layout, small=small)
-    if stages:
-        layout = f"{layout} stages={'+'.join(map(str, stages))}"
     masked: Masked = random.choices(("uneven", "holes", "none"), (3, 2, 1))[0]
     names = _features(random, Layout.parse(layout), rate)
-    if small and "odd" not in names:
-        tables["recipe"]["seq"] = 16
-    if "wide" in names:  # which says how wide itself
-        tables["model"] = {"layers": tables["model"]["layers"]}
-    return CaseSpec(layout, tuple(names), masked, random.random() < rate, tables)
+    spec = CaseSpec(layout, tuple(names), masked, random.random() < rate, tables)
+    return _suited(spec, stages, small=small)
+
+
+def altered(random: Random, spec: CaseSpec, max_ranks: int) -> CaseSpec:
+    """A small case that differs from another in a few things, perhaps an impossible one.
+
+    Args:
+        random: what to draw from.
+        spec: what it is like.
+        max_ranks: of layouts from which words are taken.
+    """
+    fresh = draw(random, max_ranks, small=True)
+    words, others = (dict(w.split("=", 1) for w in one.layout.split()) for one in (spec, fresh))
+    keys = sorted({*words, *others})
+    for key in random.sample(keys, random.choice((0, 0, 1, 1, 2, 3))):
+        words.pop(key, None)
+        words |= {key: others[key]} if key in others else {}
+    words.pop("stages", None)
+    layout = str(Layout.from_mapping(dict(words)))
+    names = {*spec.features} ^ {*random.sample(DRAWN, random.choice((0, 1, 1, 2)))}
+    features = _agreeing(random, sorted(names, key=DRAWN.index), Layout.parse(layout))
+    tables, stages = _sizes(random, layout, small=True)
+    masked = random.choice((spec.masked, fresh.masked))
+    documents = random.choice((spec.documents, fresh.documents))
+    return _suited(CaseSpec(layout, tuple(features), masked, documents, tables), stages, small=True)
+
+
+def _suited(spec: CaseSpec, stages: tuple[int, ...], *, small: bool) -> CaseSpec:
+    """The case with uneven stages, if any, and as many tokens as its features leave open."""
+    tables = spec.tables
+    if stages:
+        spec = replace(spec, layout=f"{spec.layout} stages={'+'.join(map(str, stages))}")
+    if small and "odd" not in spec.features:
+        tables = merged([tables, {"recipe": {"seq": 16}}])
+    if "wide" in spec.features:  # which says how wide itself
+        tables = {**tables, "model": {"layers": tables["model"]["layers"]}}
+    return replace(spec, tables=tables)
 
 
 def _features(random: Random, layout: Layout, rate: float) -> list[str]:
     """Names in `FEATURES`, that do not undo each other and suit the layout, mostly."""
-    names = [name for name in DRAWN if random.random() < rate]
+    return _agreeing(random, [name for name in DRAWN if random.random() < rate], layout)
+
+
+def _agreeing(random: Random, names: list[str], layout: Layout) -> list[str]:
+    """Those that do not undo each other and suit the layout, mostly."""
     if layout.ep > 1 and not set(names) & set(ROUTED):
-        names.append(random.choice(ROUTED))
+        names = [*names, random.choice(ROUTED)]
     for group in EXCLUSIVE:
         both = [name for name in names if name in group]
         stays = random.choice(both or [""])

@@ -13,7 +13,7 @@ from random import Random
 from phalanx.core.errors import PhalanxError
 from phalanx.core.layout import Layout
 from phalanx.core.precision import PLAIN, SCALED
-from phalanx.oracle.cases import CaseSpec, draw
+from phalanx.oracle.cases import ROUTED, CaseSpec, draw
 from phalanx.oracle.verify import refuse_unprovable
 from phalanx.schedules.layouts import chunks
 
@@ -61,7 +61,9 @@ def features_of(spec: CaseSpec) -> set[str]:
     layout, run = Layout.parse(spec.layout), spec.case().run
     precision, seq = run.layout.precision, run.recipe.seq
     tokens = run.layout.padded_seq(seq) // layout.cp * layout.mb
+    routed = any(run.model.routes(layer) for layer in range(run.model.layers))
     found = {*spec.features, layout.schedule, precision.recipe or precision.rest}
+    found -= set() if routed else set(ROUTED)
     found |= {f"recompute {part}" for part in layout.recompute.parts}
     found |= {f"zero={layout.zero}"} if layout.sharers > 1 else set()
     found |= {layout.context} if layout.cp > 1 else set()
@@ -82,7 +84,7 @@ def features_of(spec: CaseSpec) -> set[str]:
         "offload nvme": layout.offload.nvme,
         "reshard=off": layout.zero == 3 and not layout.reshard,
         "optimistic": layout.optimistic,
-        "experts in 16 bits": run.model.experts > 0 and precision.rest in ("bf16", "fp16"),
+        "experts in 16 bits": routed and precision.rest in ("bf16", "fp16"),
         "copies of experts": _has_copies_of_experts(spec, layout),
         "several padded": run.layout.padded_seq(seq) - seq > 1,
         "mqa": run.model.kv_heads == 1,
@@ -157,8 +159,15 @@ def choose(candidates: Sequence[CaseSpec], first: Sequence[CaseSpec] = ()) -> li
 
 
 def cost(spec: CaseSpec) -> float:
-    """About how long it takes, in any unit: the reference, and the messages of all ranks."""
+    """About how many seconds of a core it takes: the reference, and the steps of all ranks.
+
+    Fitted to what cases of a former set took; messages take what grows with the ranks squared.
+    """
     run = spec.case().run
-    draws = 1 if run.layout.precision.rest == "fp64" else 4
-    work = run.micro_batches * run.model.layers / run.layout.pp
-    return 3 + 4 * draws + run.layout.ranks * (1 + work / 8)
+    layout, model = run.layout, run.model
+    draws = 1 if layout.precision.rest == "fp64" else 4
+    reference = draws * model.layers * (0.09 if model.hidden > 100 else 0.025)
+    routed = sum(model.routes(layer) for layer in range(model.layers)) / model.layers
+    block = 0.015 * (1 + (layout.tp > 1) + 2 * bool(layout.precision.recipe)) + 0.03 * routed
+    blocks = layout.ranks * run.micro_batches * model.layers / layout.pp
+    return 0.02 + reference + 0.0125 * layout.ranks**2 + blocks * block

@@ -12,6 +12,9 @@ from torch._C._distributed_c10d import FileStore, Store
 
 from phalanx.core.errors import StartError
 
+# Before a rank keeps to one of them.
+_CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
 _TIMEOUT = timedelta(seconds=120)
 
 
@@ -31,6 +34,7 @@ def run_job(
         StartError: the ranks cannot connect.
     """
     torch.set_num_threads(1)
+    _share_cores(rank, ranks)
     if ranks == 1:
         return job(*arguments)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -46,6 +50,17 @@ def run_job(
     finally:
         gc.collect()  # a group that a cycle keeps alive would poll its dead sockets for ever
         dist.destroy_process_group()
+
+
+def _share_cores(rank: int, ranks: int) -> None:
+    """Keep to one core where there are more ranks than cores.
+
+    Else the thread of gloo that receives spins on another core for as long as this one holds the
+    lock of a connection.
+    """
+    if _CORES:
+        alone = {_CORES[rank % len(_CORES)]}
+        os.sched_setaffinity(0, alone if ranks > len(_CORES) else _CORES)
 
 
 def _wait_for_all(store: Store, rank: int, ranks: int) -> None:

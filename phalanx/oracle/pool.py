@@ -2,7 +2,9 @@
 
 import gc
 import multiprocessing
+import os
 import signal
+import sys
 import tempfile
 import time
 import traceback
@@ -172,11 +174,23 @@ def _nothing() -> None:
     """A job that only shows that its rank is there."""
 
 
+def _yield_to_senders() -> None:
+    """Let a rank that gets a message wait until the one that sent it has done its turn.
+
+    There are more ranks than cores. Whoever is woken would interrupt the sender, which holds the
+    lock of the connection, for which another thread of gloo then spins: half of all time went
+    there. Threads that start later inherit it.
+    """
+    if sys.platform == "linux":
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
 def _serve(pipe: Connection) -> None:
     """Run jobs until the pipe closes; Ctrl-C in a terminal is for the process that started it."""
     from phalanx.oracle.job import run_job
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _yield_to_senders()
     gc.freeze()  # what is imported stays: collections after each job need not look at it again
     while True:
         try:

@@ -256,7 +256,8 @@ def reference_job(case: Case, decisions: Decisions | None = None) -> Reference:
         complaints += implausible_routes(run.model, steps[:end], noise, decisions)
     complaints += chaotic(steps[:end], noise[:end])
     rate = run.recipe.learning_rate if run.recipe.optimizer != "sgd" else 0.0
-    limits = measured_limits(steps[:end], noise[:end], compute, rate)
+    flip = rate * torch.finfo(torch.bfloat16).eps if run.recipe.moments == "bf16" else 0.0
+    limits = measured_limits(steps[:end], noise[:end], compute, rate, flip)
     return Reference(steps[:end], limits, complaints)
 
 

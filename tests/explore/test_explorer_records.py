@@ -1,17 +1,22 @@
 import json
 import math
+import struct
 from html.parser import HTMLParser
 
 import pytest
 from explorer_client import get
 from test_explorer_state import some_state
 
+import phalanx
+from phalanx.catalog import load
 from phalanx.cli.main import main
-from phalanx.explore.board import PANELS, Board
+from phalanx.explore.board import PANELS, SLOW, Board
 from phalanx.explore.documents import state_document
 from phalanx.explore.page import PARTS, PLACE, document, text_of
+from phalanx.explore.presets import SCHEDULES
 from phalanx.explore.records import show
 from phalanx.explore.state import State
+from phalanx.explore.timelines import Pace, columns, drawn
 
 BOARD = Board()
 V5P = "v1&model=llama-3.1-70b&chip=tpu-v5p&dp=1&tp=1&pp=1&mdp=1"
@@ -31,13 +36,13 @@ class Texts(HTMLParser):
         self.inside = ""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.inside = dict(attrs).get("data-r") or "" if tag == "button" else self.inside
-        if dict(attrs).get("aria-hidden"):
-            self.icon = True
+        if tag == "button":
+            self.inside = dict(attrs).get("data-r") or ""
+            self.found |= {self.inside: ""} if self.inside else {}
 
     def handle_data(self, data: str) -> None:
         if self.inside and data not in "✓✕→":
-            self.found[self.inside] = self.found.get(self.inside, "") + data
+            self.found[self.inside] += data
 
     def handle_endtag(self, tag: str) -> None:
         if tag == "button":
@@ -46,7 +51,7 @@ class Texts(HTMLParser):
 
 @pytest.mark.parametrize("part", [part.name for part in PARTS])
 def test_every_place_of_the_prose_has_its_record_or_picture(part: str):
-    shown = BOARD.shown(State(), [part])
+    shown = BOARD.shown(State(), [part, *SLOW.get(part, ())])
     for match in PLACE.finditer(text_of(part)):
         kind, name = match[1], match[2]
         if kind in "rvw":
@@ -180,3 +185,64 @@ def test_numbers_are_printed_as_people_write_them():
     assert show(2550.0, "tokens") == "2,550"
     assert show(16777216, "tokens") == "16.8M"
     assert show(0.5, "x") == "0.5×"
+
+
+# Pipelining, experts, fabric
+
+
+def test_more_micro_batches_shrink_the_bubble_and_1f1b_holds_less_than_gpipe():
+    few, many = (f"v1&p=4&m={m}&schedule=gpipe&beside=1f1b" for m in (4, 16))
+    assert record(many, "pipe.one.bubble")["value"] < record(few, "pipe.one.bubble")["value"]
+    assert record(many, "pipe.one.bubble")["value"] == record(many, "pipe.two.bubble")["value"]
+    assert record(many, "pipe.two.peak")["value"] < record(many, "pipe.one.peak")["value"]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_is_drawn_as_the_schedule_command_times_it(name: str):
+    played = phalanx.schedule(name, p=4, m=8, costs={"F": 1, "I": 1.5, "W": 0.5})
+    query = f"v1&p=4&m=8&schedule={name}&I_=1.5&W_=0.5"
+    assert record(query, "pipe.one.makespan")["value"] == pytest.approx(played.occupancy.makespan)
+    assert record(query, "pipe.one.peak")["value"] == max(played.peak_in_flight)
+
+
+def test_a_slow_stage_makes_every_schedule_longer():
+    for name in ("1f1b", "zb-h1", "dualpipe"):
+        even = record(f"v1&schedule={name}", "pipe.one.makespan")["value"]
+        assert record(f"v1&schedule={name}&slow=2&by=2", "pipe.one.makespan")["value"] > even
+
+
+def test_a_schedule_that_cannot_be_had_says_which_can():
+    found = record("v1&schedule=dualpipe&p=3", "pipe.one.verdict")
+    assert found["text"] == "cannot be"
+    assert "p can be 2 or 4" in found["reason"]
+
+
+def test_columns_hold_every_pass_of_a_timeline():
+    found = drawn("1f1b", 16, 256, 0, Pace())
+    ranks, cells, changes, most = struct.unpack("<4I", columns(found)[:16])
+    assert (ranks, cells, most) == (16, 2 * 16 * 256, 16)
+    assert len(columns(found)) == 16 + 4 * (2 * cells + changes) + 2 * (2 * cells + 2 * changes)
+
+
+def test_what_is_in_flight_in_the_drawing_is_what_the_schedule_says():
+    for name in SCHEDULES:
+        found = drawn(name, 4, 8, 0, Pace())
+        assert tuple(max(level for _, level in row) for row in found.levels) == found.peak
+
+
+def test_deepseeks_64_way_ep_over_8_nodes_does_not_hide_and_16_way_is_another_regime():
+    many = "v1&model=deepseek-v3&chip=h800-sxm&dp=128&tp=1&pp=16&ep=64&B=62914560"
+    assert record(many, "ep.verdict")["text"] == "communication-bound"
+    assert record(many + "&C=990e12", "ep.needed")["value"] == pytest.approx(17325)
+
+
+def test_the_fabric_of_an_h100_has_the_books_ridges():
+    assert record("v1&C=990e12", "fab.node")["value"] == pytest.approx(2200)
+    assert record("v1&C=990e12", "fab.out")["value"] == pytest.approx(2475)
+    assert record("v1&C=990e12&dp=2&tp=8", "fab.small")["value"] == pytest.approx(1237.5)
+    assert record("v1&C=990e12&dp=2&tp=8", "fab.small_max")["value"] == pytest.approx(1925)
+
+
+def test_adam_in_mixed_precision_keeps_16_bytes_for_a_parameter():
+    found = record("v1&model=llama-3.1-70b&dp=64&tp=1&pp=1", "sys.state")["value"]
+    assert found == 16 * load.model("llama-3.1-70b").params()

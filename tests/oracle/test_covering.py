@@ -2,7 +2,7 @@
 
 import pytest
 
-from phalanx.oracle.cases import FEATURES, covering_set
+from phalanx.oracle.cases import FEATURES, ROUTED, CaseSpec, covering_set
 from phalanx.oracle.covering import MEETINGS, candidates, choose, features_of, pairs_of
 
 AGAIN = "run tools/covering_set.py"
@@ -23,6 +23,13 @@ def test_every_feature_is_in_the_covering_set() -> None:
 
 def test_all_that_meets_in_the_code_meets() -> None:
     assert sorted(MEETINGS - met()) == [], AGAIN
+
+
+@pytest.mark.parametrize("feature", ROUTED)
+def test_experts_meet_nothing_where_no_layer_has_any(feature: str) -> None:
+    dense = {"model": {"layers": 2, "dense_layers": 2}}
+    assert feature in features_of(CaseSpec("dp=2", (feature,)))
+    assert feature not in features_of(CaseSpec("dp=2", (feature,), tables=dense))
 
 
 @pytest.mark.parametrize("axis", ["dp", "pp", "tp", "cp"])

@@ -53,6 +53,12 @@ def test_each_rank_knows_its_place(pair: RankPool, count: int) -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="of Linux")
+def test_no_rank_interrupts_the_one_that_sends_to_it(pair: RankPool) -> None:
+    assert pair.run(2, os.sched_getscheduler, 0) == [os.SCHED_BATCH] * 2
+
+
+@pytest.mark.ranks
 def test_a_job_gets_its_arguments_on_every_rank(pair: RankPool) -> None:
     assert pair.run(2, twice, 21) == [42, 42]
 

@@ -27,7 +27,8 @@ def notation(state: Reading) -> Panel:
     """
     m = machine(state)
     layers, h, f, E = state.whole("L"), m.block.h, m.block.f, m.block.E
-    chips = m.dp * m.tp * m.pp
+    cp = state.whole("cp")
+    chips = m.dp * m.tp * m.pp * cp
     moved = stack_params(m.block, layers)
     held = estimated_params(m.block, layers)
     records = [
@@ -36,8 +37,8 @@ def notation(state: Reading) -> Panel:
         number("n.Pw", held, "params", formula="3 · D · E · F · L + 2.5 · D² · L",
                numbers=f"3 · {h:,} · {E:,} · {f:,} · {layers} + 2.5 · {h:,}² · {layers}", source=SECTION),
         _exact(state),
-        number("n.chips", chips, "chips", formula="DP · TP · PP", numbers=f"{m.dp:,} · {m.tp} · {m.pp}"),
-        number("n.per_chip", m.tokens / chips, "tokens", formula="B / (DP · TP · PP)",
+        number("n.chips", chips, "chips", formula="DP · TP · PP · CP", numbers=f"{m.dp:,} · {m.tp} · {m.pp} · {cp}"),
+        number("n.per_chip", m.tokens / chips, "tokens", formula="B / (DP · TP · PP · CP)",
                numbers=f"{m.tokens:,.0f} / {chips:,}"),
         number("n.per_replica", m.tokens / m.dp, "tokens", formula="B / DP",
                numbers=f"{m.tokens:,.0f} / {m.dp:,}"),

@@ -3,6 +3,7 @@
 import { Card } from "./card.js";
 import { Live } from "./live.js";
 import { scrubbers } from "./scrub.js";
+import { timelines } from "./timeline.js";
 
 const RESTS = 350; // milliseconds after which keys count as one change
 const ICONS = { good: "✓", bad: "✕", note: "→" };
@@ -43,17 +44,26 @@ function request(extra = {}, base = page.state) {
 /** @param {any} reply */
 function apply(reply) {
   if (reply.error) return void (notice.textContent = reply.error);
-  page.state = reply.state;
+  if ("n" in reply) page.state = reply.state;
+  draw(reply);
+  if (!("n" in reply)) return;
   for (const [key, [text, plain]] of Object.entries(reply.inputs)) put(key, text, plain);
-  for (const [id, [text, verdict, why]] of Object.entries(reply.records)) face(id, text, verdict, why);
-  for (const [id, html] of Object.entries(reply.pictures)) for (const place of places.get("p" + id) || []) place.innerHTML = html;
-  for (const [id, html] of Object.entries(reply.tables)) for (const place of places.get("t" + id) || []) place.innerHTML = html;
   if (reply.problems.length) notice.textContent = reply.problems.join("; ");
   else if (notice.textContent && page.held) notice.textContent = "";
   if (reply.flips.length) say.textContent = reply.flips.slice(0, 2).join(". ");
   if (reply.card) card.show(reply.card);
   if (reply.pins) pinned(reply.pins);
   document.dispatchEvent(new CustomEvent("phalanx:reply", { detail: reply }));
+}
+
+/** Put records, pictures and tables in their places. @param {any} reply */
+function draw(reply) {
+  for (const [id, [text, verdict, why]] of Object.entries(reply.records)) face(id, text, verdict, why);
+  for (const [id, html] of Object.entries(reply.pictures)) for (const place of places.get("p" + id) || []) {
+    place.innerHTML = html;
+    if (html.includes("<canvas")) timelines(page.state, place);
+  }
+  for (const [id, html] of Object.entries(reply.tables)) for (const place of places.get("t" + id) || []) place.innerHTML = html;
 }
 
 /** @param {string} key @param {string} text @param {string} plain */
@@ -227,8 +237,47 @@ const tools = {
   },
   link: (/** @type {HTMLElement} */ button) => copy(location.origin + location.pathname + (page.state ? `?${page.state}` : ""), button, "link"),
   command: async (/** @type {HTMLElement} */ button) => copy(await text("command"), button, "command"),
+  search: () => search(),
+  stop: () => searching?.abort(),
   runfile: async (/** @type {HTMLElement} */ button) => copy(await text("run"), button, "run file"),
 };
+
+/** @type {AbortController | null} */ let searching = null;
+
+/** Search layouts for this state; the page stays alive meanwhile. */
+async function search() {
+  searching?.abort();
+  const mine = (searching = new AbortController());
+  const line = /** @type {HTMLElement} */ (document.getElementById("searching"));
+  const stop = /** @type {HTMLElement} */ (document.querySelector('[data-do="stop"]'));
+  const place = /** @type {HTMLElement} */ (document.getElementById("found"));
+  stop.hidden = false;
+  line.textContent = "searching";
+  try {
+    const answer = await fetch(`api/v1/plan?${page.state}`, { signal: mine.signal });
+    const reader = /** @type {ReadableStream<Uint8Array>} */ (answer.body).pipeThrough(new TextDecoderStream()).getReader();
+    let text = "";
+    for (let part = await reader.read(); !part.done; part = await reader.read()) {
+      text += part.value;
+      for (let end = text.indexOf("\n"); end >= 0; end = text.indexOf("\n")) {
+        told(JSON.parse(text.slice(0, end)), line, place);
+        text = text.slice(end + 1);
+      }
+    }
+  } catch (error) {
+    line.textContent = mine.signal.aborted ? "stopped" : String(error);
+  }
+  if (searching === mine) stop.hidden = true;
+}
+
+/** @param {any} found @param {HTMLElement} line @param {HTMLElement} place */
+function told(found, line, place) {
+  if (found.seconds !== undefined) line.textContent = `searching, ${found.seconds} s`;
+  if (found.error) line.textContent = found.error;
+  if (!found.html) return;
+  line.textContent = "";
+  place.innerHTML = found.html;
+}
 
 /** @param {string} what */
 async function text(what) {

@@ -22,8 +22,9 @@ export class Live {
       this.pump();
     });
     this.socket.addEventListener("message", (event) => {
-      this.waiting = false;
-      this.apply(JSON.parse(event.data));
+      const reply = JSON.parse(event.data);
+      if ("n" in reply || "error" in reply) this.waiting = false; // else: what took longer
+      this.apply(reply);
       this.pump();
     });
     this.socket.addEventListener("close", () => {

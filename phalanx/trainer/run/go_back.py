@@ -25,11 +25,35 @@ class Back(NamedTuple):
         why: one line, for the event.
         kind: of the event.
         window: batches up to the last one that are skipped then; 0 does the same steps again.
+        rank: whom it is about, where it is one.
+        advice: what to change if the run comes to the same again.
     """
 
     why: str
     kind: Kind = "resume"
     window: int = 0
+    rank: int | None = None
+    advice: str = (
+        "go on with a smaller recipe.learning_rate or recipe.clip, or look at the text it met there"
+    )
+
+
+def look(session: Session, done: int) -> Back | None:
+    """Look for silent corruption, on every rank alike.
+
+    Args:
+        session: of this rank.
+        done: steps, now.
+
+    Returns:
+        Where to go back to, if some rank is suspected; what it holds is not saved.
+    """
+    found = session.watch.find()
+    if found is None:
+        return None
+    rank = found.ranks[0] if len(found.ranks) == 1 else None
+    advice = "take its machine out; memory or arithmetic of it cannot be trusted"
+    return Back(f"step {done}: {found}", "suspicion", rank=rank, advice=advice)
 
 
 def go_back(session: Session, back: Back, done: int) -> int:
@@ -54,10 +78,7 @@ def go_back(session: Session, back: Back, done: int) -> int:
         raise CheckpointError(f"{why}; there is nothing to go back to, since nothing is saved")
     session.saver.join()
     if why in session.went_back and not back.window:
-        raise CheckpointError(
-            f"{why}, again after it went back; go on with a smaller recipe.learning_rate or "
-            "recipe.clip, or look at the text it met there"
-        )
+        raise CheckpointError(f"{why}, again after it went back; {back.advice}")
     session.went_back.add(why)
     before = max(done - back.window, 0)
     chosen = _chosen(session, why, done, before) if session.worker.rank == 0 else None
@@ -78,7 +99,8 @@ def go_back(session: Session, back: Back, done: int) -> int:
         training.skips = training.skips.jump(at, last + 1)
         text += f", and skipping batches {skipped[0]} to {skipped[-1]} at step {at}"
     session.meter.forget_after(step)
-    session.events.tell(back.kind, text, step=done, to=step, skips=training.skips.to_json())
+    more = {"to": step, "skips": training.skips.to_json()}
+    session.events.tell(back.kind, text, step=done, rank=back.rank, **more)
     if session.directory and session.metrics:
         session.metrics.forget_after(step)
         session.directory.forget_after(step)

@@ -14,6 +14,7 @@ from phalanx.data.corpus import Corpus
 from phalanx.schedules.layouts import layers_of_stages
 from phalanx.trainer.checkpoint import Saver
 from phalanx.trainer.engine.engine import Engine, build_engine
+from phalanx.trainer.guard.corruption import CorruptionWatch
 from phalanx.trainer.model.init import notes_on_weights
 from phalanx.trainer.parallel.mesh import Mesh, build_mesh
 from phalanx.trainer.precision.dtypes import Dtypes
@@ -47,6 +48,7 @@ class Session:
         reporter: silent on ranks other than 0.
         events: written and shown by rank 0; the others tell nobody.
         meter: of this session.
+        watch: for silent corruption.
         fence: the number of this start, on rank 0; a later one may not write before it has ended.
         proof: for the summary.
         saves: what became of the saver's work; None where nothing is written.
@@ -67,6 +69,7 @@ class Session:
     reporter: Reporter
     events: EventLog
     meter: Meter
+    watch: CorruptionWatch
     fence: int = 0
     proof: str = ""
     saves: Saves | None = None
@@ -111,6 +114,7 @@ def open_session(
         reporter=reporter,
         events=events,
         meter=Meter(run, find_peak(mesh, run.layout.precision)),
+        watch=CorruptionWatch(engine),
         saves=Saves(saver, events) if saver else None,
         metrics=MetricsFile(directory.metrics_file, events.note) if directory and main else None,
     )

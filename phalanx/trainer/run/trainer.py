@@ -16,7 +16,7 @@ from phalanx.trainer import faults
 from phalanx.trainer.engine.balance import ExpertLoad
 from phalanx.trainer.engine.step import train_step
 from phalanx.trainer.run.continuity import Resume, identity
-from phalanx.trainer.run.go_back import Back, go_back, is_spoiled
+from phalanx.trainer.run.go_back import Back, go_back, is_spoiled, look
 from phalanx.trainer.run.meter import Agreed, agree
 from phalanx.trainer.run.outcome import finish
 from phalanx.trainer.run.report import Reporter, StepMetrics, Summary
@@ -138,6 +138,9 @@ def _take_steps(session: Session, first: int, last: int) -> StepsTaken:
             engine.recorder.keeps_spans = step - first in _TRACED
             rate = engine.optimizer.learning_rate
             faults.point("step.before", step=step, tensors=partial(named_tensors, engine))
+            back = look(session, step) if session.watch.is_due(step) else None
+            if back is not None:
+                return StepsTaken(step, back=back)
             result = train_step(engine, step, batch)
             faults.point("step.after", step=step)
             # before ranks agree whether to stop: one whose data does not come can still say so
@@ -204,9 +207,16 @@ def _between_steps(session: Session, done: int, last: int, agreed: Agreed) -> St
     recipe, stop = session.run.recipe, agreed.stop
     if session.saves and session.saves.heed(agreed.saves, done) == "spoiled":
         return StepsTaken(done, back=_spoiled(session.saves))
-    if stop or done == last:
+    ends, saves = stop or done == last, recipe.saves_at(done)
+    back = (
+        look(session, done) if session.saver and session.watch.every and (ends or saves) else None
+    )
+    if back is not None:
+        return StepsTaken(done, back=back)
+    if session.watch.is_due(done):
+        session.watch.remember()
+    if ends:
         return _end_steps(session, done, stopped=done < last)
-    saves = recipe.saves_at(done)
     if saves:
         _save(session, done)
     if not recipe.evaluate_every or done % recipe.evaluate_every:

@@ -30,7 +30,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     text = tmp_path_factory.mktemp("text") / "book.txt"
     text.write_text("In the beginning was the word, and the word was a byte.\n" * 60)
     small = small_run(text)
-    recipe = replace(small.recipe, steps=10, checkpoint_every=2, keep=5, evaluate_every=5)
+    recipe = replace(
+        small.recipe, steps=10, checkpoint_every=2, keep=5, evaluate_every=5, check_every=0
+    )
     return replace(small, model=SHAPE, layout=Layout.parse("dp=2"), recipe=recipe)
 
 
