@@ -97,7 +97,8 @@ def _overlap(report: RunReport) -> Finding:
     found = [(name, _share(report, name)) for name in names]
     share = sum(each for _, each in found)
     parts = [f"{name.rpartition(' ')[2]} {show_share(each)}" for name, each in found if each]
-    evidence = f"messages that no computing hides: {', '.join(parts) or 'none'} of a step"
+    evidence = f"messages that no computing hides are {show_share(share)} of a step"
+    evidence += f": {', '.join(parts)}" if parts else ""
     return _answered(report, Finding("overlap", share >= OVERLAP, evidence), _more_overlap)
 
 

@@ -70,10 +70,12 @@ class RunReport:
         record = self.record
         if record.is_done:
             return "done"
+        if not record.steps:
+            return "no step is done"
         kinds = [event.kind for event in record.events if event.kind in ("start", "stop")]
         if kinds and kinds[-1] == "stop":
             return "stopped before its last step"
-        return "going on, or ended without a word" if record.steps else "no step is done"
+        return "going on, or ended without a word"
 
     @property
     def events(self) -> tuple[EventRecord, ...]:

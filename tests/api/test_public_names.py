@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "phalanx"
 PUBLIC = {
     *("plan", "estimate", "messages", "verify", "train", "schedule", "published", "checkpoints"),
+    *("report", "doctor", "RunReport", "Findings"),
     *("Layout", "ModelShape", "Cluster", "Run", "Recipe", "Schedule", "Message"),
     *("Plan", "Estimate", "Verdict", "Summary", "Published", "CheckpointList"),
     *("PhalanxError", "UsageError", "RefusedError", "ScheduleError", "DataError"),
@@ -59,7 +60,8 @@ def test_planning_brings_no_torch():
     code = (
         "import phalanx; phalanx.estimate('llama-3.1-8b', 'h100x8', 'tp=8', batch=8, seq=1024); "
         "phalanx.schedule('1f1b', 2, 2); phalanx.messages('gpt-3-175b', 'tp=8', batch=1, seq=64); "
-        "phalanx.plan, phalanx.published; phalanx.checkpoints('.')"
+        "phalanx.plan, phalanx.published; phalanx.checkpoints('.'); "
+        "phalanx.report('tests/reports/recorded'), phalanx.doctor('tests/reports/recorded')"
     )
     assert "torch" not in loaded(code)
 
@@ -159,8 +161,10 @@ def test_a_wrong_argument_is_answered_with_what_works(call, words: str):
         lambda: phalanx.schedule("zb-h1", 4, 8),
         lambda: phalanx.published(ROOT / "benchmarks" / "published" / "runs_fit.csv"),
         lambda: phalanx.verify("tp=2", steps=1),
+        lambda: phalanx.report(ROOT / "tests" / "reports" / "recorded"),
+        lambda: phalanx.doctor(ROOT / "tests" / "reports" / "recorded"),
     ],
-    ids=["estimate", "plan", "schedule", "published", "verify"],
+    ids=["estimate", "plan", "schedule", "published", "verify", "report", "doctor"],
 )
 def test_every_result_is_a_document_and_a_table(result):
     found = result()
@@ -184,6 +188,8 @@ def test_every_result_is_a_document_and_a_table(result):
         lambda: phalanx.plan("gpt2", "h100x8", batch=8, memory=[3]),
         lambda: phalanx.plan("gpt2", "h100x8", batch="8"),
         lambda: phalanx.published(3),
+        lambda: phalanx.report(3),
+        lambda: phalanx.doctor(3),
         lambda: phalanx.schedule("1f1b", "4", 8),
         lambda: phalanx.schedule(3, 4, 8),
         lambda: phalanx.schedule("1f1b", 4, 8, costs={"F": "x"}),
