@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test check format budget sweep bench clean
+.PHONY: demo test check format budget sweep drill bench clean
 
 demo: $(VENV)/.train
 	$(BIN)/phalanx train examples/demo.toml --prove 1
@@ -21,6 +21,12 @@ sweep: $(VENV)/.dev
 	$(BIN)/python -m pytest -m sweep
 	$(BIN)/phalanx verify --pairs
 	$(BIN)/phalanx verify --sample $(SAMPLE)
+
+# Every fault, and 300 kills at random instants, against the run that was left alone: an hour or so.
+KILLS ?= 300
+SEED ?= 0
+drill: $(VENV)/.train
+	$(BIN)/phalanx drill examples/drill.toml --kills $(KILLS) --seed $(SEED)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

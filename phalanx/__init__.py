@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from phalanx.api.checkpoints import CheckpointList as CheckpointList
     from phalanx.api.checkpoints import checkpoints as checkpoints
+    from phalanx.api.drills import DrillReport as DrillReport
+    from phalanx.api.drills import drill as drill
     from phalanx.api.planning import estimate as estimate
     from phalanx.api.planning import messages as messages
     from phalanx.api.plans import Plan as Plan
@@ -58,6 +60,7 @@ _HOMES = {
     "RunReport": "phalanx.reports.report",
     "Findings": "phalanx.reports.finding",
     "schedule": "phalanx.api.schedules",
+    **dict.fromkeys(("drill", "DrillReport"), "phalanx.api.drills"),
     **dict.fromkeys(("verify", "Verdict"), "phalanx.api.verification"),
     **dict.fromkeys(("train", "Summary"), "phalanx.api.training"),
     "Cluster": "phalanx.core.cluster",
@@ -74,6 +77,7 @@ __all__ = [
     "CheckpointList",
     "Cluster",
     "DataError",
+    "DrillReport",
     "Estimate",
     "Findings",
     "Layout",
@@ -93,6 +97,7 @@ __all__ = [
     "Verdict",
     "checkpoints",
     "doctor",
+    "drill",
     "estimate",
     "messages",
     "plan",

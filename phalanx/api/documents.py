@@ -113,11 +113,20 @@ _TEXTS: Mapping[str, str] = {
             ),
         ]
     ),
+    "drill": " ".join(
+        [
+            "schema passed seed unmet",
+            _under(
+                "cases[]",
+                "fault where rank noticed_seconds back_seconds steps_repeated equal differences",
+            ),
+        ]
+    ),
     "train": (
         "schema name directory layout parameters first_step last_step steps interrupted first_loss "
         "last_loss validation_loss bytes_per_token tokens seconds tokens_per_second "
-        "flops_per_second mfu hfu convention averaged_steps validations time_split{} peak_bytes "
-        "checkpoints sample proof "
+        "flops_per_second mfu hfu convention averaged_steps validations time_split{} stragglers "
+        "peak_bytes checkpoints sample proof "
         "next_steps first_bits_per_byte last_bits_per_byte validation_bits_per_byte"
     ),
     "train, metrics.jsonl": (

@@ -24,6 +24,7 @@ COMMANDS = {
     "report": "explain a run: where its time went, beside what was planned",
     "doctor": "say what to change, on this machine or in a run that was done",
     "checkpoints": "list, verify, open and compare the checkpoints of a run",
+    "drill": "injure a run, and compare it with the undisturbed one",
     "convert": "write a trained model as Hugging Face Transformers reads it",
     "plan": "find the fastest layout for a model on a cluster, and say why",
     "estimate": "price one layout: its seconds, its bytes, its messages",

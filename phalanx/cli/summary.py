@@ -76,6 +76,8 @@ def _panel(summary: Summary) -> Panel:
         facts.add_row("", Text(summary.convention, style="dim"))
     if summary.time_split:
         facts.add_row("time", _time_split(summary.time_split))
+    for line in summary.stragglers:
+        facts.add_row("slow", line)
     if summary.peak_bytes:
         facts.add_row("memory", f"{show_bytes(summary.peak_bytes, binary=True)} at most on a rank")
     if summary.proof:

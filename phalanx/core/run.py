@@ -19,6 +19,7 @@ OptimizerName = Literal["adamw", "sgd"]
 MasterWeights = Literal["fp32", "none", "stochastic"]
 Moments = Literal["fp32", "bf16"]
 Spike = Literal["off", "tell", "skip", "rollback"]
+StragglerPolicy = Literal["off", "tell", "stop"]
 TokenDtype = Literal["auto", "uint8", "uint16", "uint32", "int32", "int64"]
 
 
@@ -28,6 +29,7 @@ _RECIPE_WORDS = {
     "master_weights": get_args(MasterWeights),
     "moments": get_args(Moments),
     "spike": get_args(Spike),
+    "straggler": get_args(StragglerPolicy),
 }
 
 
@@ -87,6 +89,8 @@ class Recipe:
         spike_window: batches up to a spike that a rollback skips.
         check_every: steps between two looks for silent corruption, by checksums of what several
             ranks hold alike and of what lies at rest; 0 never looks. Each save is preceded by one.
+        straggler: what to do about a rank whose own work takes longer than that of its peers:
+            tell; save and stop, so that the run can go on without its machine; or not look (off).
         evaluate_every: steps between validations; 0 validates only at the end.
         evaluate_batches: batches of held-out text per validation, always the same ones, no window
             twice; 0 never validates.
@@ -127,6 +131,7 @@ class Recipe:
     spike: Spike = "tell"
     spike_window: int = 100
     check_every: int = 100
+    straggler: StragglerPolicy = "tell"
     evaluate_every: int = 0
     evaluate_batches: int = 4
     sample_tokens: int = 160

@@ -16,6 +16,7 @@ from phalanx.explore.panels.pipeline import pipeline, schedules
 from phalanx.explore.panels.roofline import data, fsdp, tensor, two_clocks
 from phalanx.explore.panels.schemes import schemes
 from phalanx.explore.panels.systems import systems
+from phalanx.explore.panels.worked import worked
 from phalanx.explore.records import Panel, Picture, Record
 from phalanx.explore.state import Reading, State
 
@@ -33,6 +34,7 @@ PANELS: Mapping[str, Maker] = {
     "pipeline": pipeline,
     "schedules": schedules,
     "fabric": fabric,
+    "problems": worked,
     "systems": systems,
     "estimate": ours,
 }

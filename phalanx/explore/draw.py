@@ -165,7 +165,7 @@ def _mark(mark: Mark) -> str:
     x = percent(mark.x)
     anchor = "end" if mark.x > 0.7 else "start"
     dx = -6 if anchor == "end" else 6
-    name = f'<text x="{x}" y="14" dx="{dx}" text-anchor="{anchor}">{escape(mark.name)}</text>'
+    name = f'<text x="{x}" y="80%" dx="{dx}" text-anchor="{anchor}">{escape(mark.name)}</text>'
     if mark.y is None:
         return f'<line x1="{x}" x2="{x}" y1="0" y2="{percent(FLOOR)}" class="s-{mark.colour} mark"/>{name if mark.name else ""}'
     y = percent(_down(mark.y))

@@ -47,6 +47,7 @@ PARTS = (
     PagePart("experts", "Expert parallelism"),
     PagePart("pipeline", "Pipelining"),
     PagePart("fabric", "The GPU network"),
+    PagePart("problems", "Problems to work"),
     PagePart("systems", "State, activations, failures", "The other two documents"),
     PagePart("plan", "Plan it", "Ours"),
 )

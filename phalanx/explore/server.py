@@ -31,6 +31,7 @@ from phalanx.explore.copies import command_of, run_file_of
 from phalanx.explore.documents import inputs_document, state_document
 from phalanx.explore.live import View
 from phalanx.explore.page import document
+from phalanx.explore.problems import BY_ID, grade
 from phalanx.explore.searching import search_lines
 from phalanx.explore.state import Reading, State
 from phalanx.explore.timelines import columns, drawn, pace_of
@@ -131,6 +132,7 @@ def application(
         Route("/api/v1/inputs", _inputs),
         Route("/api/v1/timeline", _timeline),
         Route("/api/v1/plan", _plan),
+        Route("/api/v1/grade", _grade),
         Route("/api/v1/command", _copy(command_of)),
         Route("/api/v1/run", _copy(run_file_of)),
         Route("/static/{name}", _static),
@@ -176,6 +178,14 @@ async def _plan(request: Request) -> Response:
     """A search, as lines: signs of life, then the ranking. A reader that leaves ends it."""
     lines = search_lines(request.url.query)
     return StreamingResponse(lines, media_type="application/x-ndjson")
+
+
+async def _grade(request: Request) -> Response:
+    """The grade of an answer to a worked problem."""
+    problem = BY_ID.get(request.query_params.get("problem", ""))
+    if problem is None:
+        return PlainTextResponse(f"problem is one of {', '.join(BY_ID)}", 404)
+    return JSONResponse(grade(problem, request.query_params.get("answer", "")[:100])._asdict())
 
 
 def _copy(make: Callable[[State], str]) -> Callable[[Request], Any]:

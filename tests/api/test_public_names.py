@@ -17,10 +17,21 @@ from phalanx.core.errors import UsageError
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "phalanx"
 PUBLIC = {
-    *("plan", "estimate", "messages", "verify", "train", "schedule", "published", "checkpoints"),
+    *(
+        "plan",
+        "estimate",
+        "messages",
+        "verify",
+        "train",
+        "schedule",
+        "published",
+        "checkpoints",
+        "drill",
+    ),
     *("report", "doctor", "RunReport", "Findings"),
     *("Layout", "ModelShape", "Cluster", "Run", "Recipe", "Schedule", "Message"),
     *("Plan", "Estimate", "Verdict", "Summary", "Published", "CheckpointList"),
+    "DrillReport",
     *("PhalanxError", "UsageError", "RefusedError", "ScheduleError", "DataError"),
     "CheckpointError",
 }

@@ -40,6 +40,7 @@ ASKED = {  # command lines whose documents have between them every field
     "report": [("report", RECORDED)],
     "report RUN RUN2": [("report", RECORDED, str(Path(SAVED) / "other"))],
     "doctor": [("doctor", RECORDED), ("doctor",)],
+    "drill": [("drill", str(Path(SAVED) / "drill.toml"), "--faults", "crash", "--steps", "6")],
     "checkpoints": [("checkpoints", SAVED)],
     "checkpoints --show": [("checkpoints", SAVED, "--show", "1")],
     "checkpoints --diff": [("checkpoints", SAVED, "--diff", "1", "2")],
@@ -50,6 +51,11 @@ ASKED = {  # command lines whose documents have between them every field
     "explore": [("explore", "--state", "v1&speed=7")],
     "help": [("help", "zero")],
 }
+DRILLED = """
+layout = "dp=2"
+model = {layers = 2, hidden = 32, heads = 2}
+recipe = {seq = 16, batch = 4, steps = 6, warmup = 2, evaluate_batches = 1}
+"""
 RARE = {  # what few documents have
     "heuristic.refused",  # where the textbook finds nothing that fits
     "resumes",  # with --resume
@@ -70,6 +76,7 @@ def saved() -> Iterator[None]:
         file = other / "run.toml"
         file.write_text(file.read_text().replace("batch = 8", "batch = 16"))
         (Path(SAVED) / "checkpoints" / "corrupt-step-00000001").mkdir()
+        (Path(SAVED) / "drill.toml").write_text(DRILLED)
         yield
 
 

@@ -219,18 +219,18 @@ def schedules(state: Reading) -> Panel:
             found.append((name, _drawn(state, name)))
         except PhalanxError as error:
             found.append((name, str(error)))
-    played = [d for _, d in found if isinstance(d, Drawn)]
-    longest = max((d.found.makespan for d in played), default=1.0)
+    played = [one for _, one in found if isinstance(one, Drawn)]
+    longest = 1 + max((one.found.bubble_over_ideal for one in played), default=0.0)
     for name, one in found:
         if isinstance(one, str):
             rows.append(Bar(name, [], "cannot be", one))
             table.append((name, "cannot be", "", one))
             continue
         busy = one.found
-        pieces = [BarPiece(busy.ideal / longest, "compute", "work"),
-                  BarPiece((busy.makespan - busy.ideal) / longest, "bubble", "bubble")]  # fmt: skip
-        note = f"bubble {busy.bubble_over_ideal:.1%}, {max(one.peak)} in flight in {one.v} chunk{'s' * (one.v > 1)}"
-        rows.append(Bar(name, pieces, f"{busy.makespan:.4g}", note))
+        pieces = [BarPiece(1 / longest, "compute", "work"),
+                  BarPiece(busy.bubble_over_ideal / longest, "bubble", "bubble")]  # fmt: skip
+        note = f"{max(one.peak)} in flight, in {one.v} chunk{'s' * (one.v > 1)}"
+        rows.append(Bar(name, pieces, f"{busy.bubble_over_ideal:.1%}", note))
         table.append(
             (name, f"{busy.makespan:.4g}", f"{busy.bubble_over_ideal:.1%}", str(max(one.peak)))
         )

@@ -47,6 +47,7 @@ def systems(state: Reading) -> Panel:
     width = m.fabric.egress / m.fabric.G if m.dp * m.tp > m.fabric.G and not m.torus else m.local
     records = (
         number("sys.params", params, "params", source="phalanx.ModelShape.params"),
+        number("sys.each", float(recipe.bytes.total), "bytes/param", numbers=recipe.text),
         number("sys.state", params * float(recipe.bytes.total), "bytes", formula="bytes of state · N",
                numbers=f"{float(recipe.bytes.total):g} · {show(params, 'params')}", source=f"{SYSTEMS}, Bytes per parameter"),
         number("sys.ring_bytes", bytes_sent("all_reduce", mine, m.dp), "bytes", formula="2 · S · (p − 1)/p",

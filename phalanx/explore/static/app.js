@@ -318,6 +318,20 @@ document.addEventListener("keydown", (event) => {
   else tools.undo();
 });
 
+document.addEventListener("submit", async (event) => {
+  const form = event.target;
+  if (!(form instanceof HTMLFormElement) || !form.dataset.problem) return;
+  event.preventDefault();
+  const asked = new URLSearchParams({ problem: form.dataset.problem, answer: String(new FormData(form).get("answer") || "") });
+  const grade = await (await fetch(`api/v1/grade?${asked}`)).json();
+  const word = document.createElement("span"), why = document.createElement("span");
+  word.className = `v ${grade.verdict}`;
+  word.textContent = `${ICONS[grade.verdict] || ""} ${grade.text}`;
+  why.className = "why";
+  why.textContent = ` ${grade.reason}`;
+  form.querySelector(".grade")?.replaceChildren(word, why);
+});
+
 document.addEventListener("toggle", (event) => {
   const details = event.target;
   if (!(details instanceof HTMLDetailsElement) || !details.dataset.t) return;

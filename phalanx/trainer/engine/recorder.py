@@ -1,7 +1,7 @@
 """Records what a rank did when, in the same form in which a plan says what it should do."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from phalanx.core.timeline import Category, Span
@@ -15,6 +15,8 @@ class Recorder:
         seconds: total of each category since the last `clear`, kept even when spans are not; what
             a span stood still for messages is not in it, nor what spans inside it took.
         keeps_spans: whether each span is kept, for a timeline.
+        doing: is told of every span that begins.
+        arrived: is told that a message was waited for.
     """
 
     def __init__(self, rank: int) -> None:
@@ -22,11 +24,14 @@ class Recorder:
         self.keeps_spans = False
         self.seconds: dict[str, float] = {}
         self.spans: list[Span] = []
+        self.doing: Callable[[str], None] = lambda _: None
+        self.arrived: Callable[[], None] = lambda: None
         self._elsewhere = 0.0  # seconds so far that are not those of the span around them
 
     @contextmanager
     def span(self, label: str, category: Category) -> Iterator[None]:
         """Time what happens inside."""
+        self.doing(label)
         start, elsewhere = time.perf_counter(), self._elsewhere
         try:
             yield
@@ -40,6 +45,7 @@ class Recorder:
 
     def message(self, passage: Passage) -> None:
         """Keep a message: how long it was under way, and how long the rank stood still for it."""
+        self.arrived()
         axis, purpose, issued, wanted, done = passage
         self._elsewhere += done - wanted
         if self.keeps_spans:

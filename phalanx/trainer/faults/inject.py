@@ -6,9 +6,11 @@ for the process, wherever in the code it happens to be.
 
 import ctypes
 import errno
+import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -20,6 +22,7 @@ from torch import Tensor
 
 from phalanx.trainer.faults.plan import OBEYED, Fault, FaultPlan
 
+HAPPENED = "happened.jsonl"  # in the folder of hits: every fault that came, and when
 PLAN = "PHALANX_FAULT_PLAN"  # the path of a plan; set by the drill and by tests, for their children
 
 Tensors = Callable[[], Mapping[str, Tensor]]
@@ -59,10 +62,19 @@ class Injector:
                 and self._done[i] < fault.times
             ):
                 self._done[i] += 1
+                self._tell(fault)
                 if fault.action in OBEYED:
                     return fault.action
                 _carry_out(fault, tensors)
         return ""
+
+    def _tell(self, fault: Fault) -> None:
+        """Before it happens: afterwards this process may tell nothing any more."""
+        if self._hits is not None:
+            later = float(fault.value) if fault.action == "kill later" else 0.0
+            event = {"time": time.time() + later, "point": fault.point, "action": fault.action}
+            with (self._hits.parent / HAPPENED).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(event) + "\n")
 
     def _note(self, name: str) -> None:
         if self._hits is not None and name not in self._seen:
@@ -119,6 +131,8 @@ def _carry_out(fault: Fault, tensors: Tensors | None) -> None:
             os.kill(os.getpid(), signal.Signals[str(fault.value)])
         case "launcher":
             os.kill(_launcher(), signal.Signals[str(fault.value)])
+        case "kill later":
+            threading.Timer(float(fault.value), os.kill, (os.getpid(), signal.SIGKILL)).start()
         case "exception":
             raise RuntimeError(f"a fault was injected at {fault.point}")
         case "sleep":
@@ -150,8 +164,10 @@ def _loop(seconds: float) -> None:
 
 
 def _hold_the_gil(seconds: float) -> None:
-    """PyDLL calls keep the interpreter's lock, unlike those of CDLL."""
-    ctypes.PyDLL(None).usleep(ctypes.c_uint(int(seconds * 1e6)))
+    """PyDLL calls keep the interpreter's lock, unlike those of CDLL; signals cut them short."""
+    usleep, end = ctypes.PyDLL(None).usleep, time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        usleep(ctypes.c_uint(int(left * 1e6)))
 
 
 def _change(fault: Fault, tensors: Mapping[str, Tensor]) -> None:

@@ -13,6 +13,7 @@ from phalanx.trainer.faults.points import POINTS
 ACTIONS: dict[str, str] = {
     "signal": "`value` is its name, such as SIGKILL: sent by the process to itself",
     "launcher": "`value` is the name of a signal, sent to the process that started the ranks",
+    "kill later": "SIGKILL `value` seconds after this point, wherever the process then is",
     "exception": "a RuntimeError that nobody expects",
     "sleep": "`value` seconds, others may run",
     "loop": "busy in Python for `value` seconds",
@@ -25,6 +26,7 @@ ACTIONS: dict[str, str] = {
     "double": "the caller does it twice",
     "short": "the caller writes only half of it",
 }
+NUMBERED = ("sleep", "loop", "gil", "exit", "kill later")
 OBEYED = ("skip", "double", "short")  # by whoever calls the point
 
 
@@ -69,7 +71,7 @@ class Fault:
         named = {"signal": signals, "launcher": signals, "error": errno.errorcode.values()}
         if self.action in named and self.value not in named[self.action]:
             raise unknown(self.action, str(self.value), named[self.action])
-        if self.action in ("sleep", "loop", "gil", "exit") and isinstance(self.value, str):
+        if self.action in NUMBERED and isinstance(self.value, str):
             raise UsageError(f"{self.action} at {self.point} needs a number as value")
         if self.action in ("flip", "set") and not self.tensor:
             raise UsageError(f"{self.action} at {self.point} needs the name of a tensor")
@@ -81,7 +83,8 @@ class FaultPlan:
 
     Attributes:
         faults: all of them.
-        hits: a folder in which each rank notes the points that it comes by; empty for none.
+        hits: a folder in which each rank notes the points that it comes by, and what happened to
+            it there; empty for none.
     """
 
     faults: tuple[Fault, ...] = ()

@@ -57,14 +57,18 @@ class Ledger:
 
     Attributes:
         waited: seconds in which this rank stood still for messages, by axis.
+        issuing: seconds that it took to hand messages over.
         watch: is told of every message that was waited for.
+        waits: is told the axis and purpose of every message that is about to be waited for.
     """
 
     def __init__(self) -> None:
         self._counts: Counter[Message] = Counter()
         self.waited: dict[str, float] = {}
+        self.issuing = 0.0
         self._waited_before: dict[str, float] = {}
         self.watch: Callable[[Passage], None] = lambda _: None
+        self.waits: Callable[[Axis, str], None] = lambda *_: None
 
     def note(self, axis: Axis, collective: Collective, purpose: str, size: int) -> None:
         """Count one message of `size` bytes."""
@@ -101,6 +105,7 @@ class Pending:
         finish: what is done then.
         buffers: kept alive until then.
         peers: the rank at the other end of each work, where each has one.
+        on_begin: is told that this rank begins to stand still.
         on_wait: is told when this rank began to stand still, and when it was done.
         on_failure: makes of an error and the place of its work one that says who did not come.
     """
@@ -109,6 +114,7 @@ class Pending:
     finish: Callable[[], None] | None = None
     buffers: tuple[Tensor, ...] = field(default=(), repr=False)
     peers: Sequence[int] = ()
+    on_begin: Callable[[], None] = field(default=lambda: None, repr=False)
     on_wait: Callable[[float, float], None] = field(default=lambda *_: None, repr=False)
     on_failure: Callable[[RuntimeError, Sequence[int]], Exception] = field(
         default=lambda error, _: error, repr=False
@@ -123,6 +129,7 @@ class Pending:
         """
         if not self.works:
             return
+        self.on_begin()
         start = time.perf_counter()
         for i, work in enumerate(self.works):
             if work is not None:
@@ -269,9 +276,9 @@ class Group:
 
     def _started(self, purpose: str, start: Callable[[], Pending]) -> Pending:
         """Start a message; note how long it is waited for, and say who did not come."""
+        issued = time.perf_counter()
         if faults.point("message", purpose=purpose) == "skip":
             return Pending()
-        issued = time.perf_counter()
 
         def note(wanted: float, done: float) -> None:
             self.ledger.note_wait(Passage(self.axis, purpose, issued, wanted, done))
@@ -283,7 +290,9 @@ class Group:
             pending = start()
         except RuntimeError as error:
             raise failed(error, ()) from error
+        pending.on_begin = partial(self.ledger.waits, self.axis, purpose)
         pending.on_wait, pending.on_failure = note, failed
+        self.ledger.issuing += time.perf_counter() - issued
         return pending
 
     def _failure(

@@ -24,6 +24,7 @@ from phalanx.trainer.engine.step import StepResult
 from phalanx.trainer.parallel.comm import Ledger
 from phalanx.trainer.parallel.mesh import Mesh
 from phalanx.trainer.precision.dtypes import Dtypes
+from phalanx.trainer.run.heartbeat import PHASE_SECONDS, SLOW_SECONDS, Heartbeat
 from phalanx.trainer.run.peak import known_peak, measured_gemm_flops
 from phalanx.trainer.run.report import StepMetrics, Validation
 from phalanx.trainer.run.saves import SaveReport
@@ -130,6 +131,7 @@ class Meter:
         validations: so far.
         memory: most bytes of any rank so far.
         first_step: of the session, from 0.
+        heart: of this rank, which is told of what lies between steps.
     """
 
     run: Run
@@ -142,6 +144,7 @@ class Meter:
     validations: list[Validation] = field(default_factory=list)
     memory: int = 0
     first_step: int = 0
+    heart: Heartbeat = field(default_factory=Heartbeat)
     _recent: deque[float] = field(default_factory=lambda: deque(maxlen=20))
 
     @contextmanager
@@ -153,9 +156,13 @@ class Meter:
             ledger: of this rank's messages.
         """
         start = time.perf_counter()
+        slow = name == "validation" and name not in self.between  # its graphs are compiled
+        limit = SLOW_SECONDS if slow else PHASE_SECONDS.get(name, 0.0)
+        before = self.heart.phase(name, limit)
         try:
             yield
         finally:
+            self.heart.phase(*before)
             self.between[name] = self.between.get(name, 0.0) + time.perf_counter() - start
             for axis, seconds in ledger.lap().items():
                 self.waited_between[axis] = self.waited_between.get(axis, 0.0) + seconds
@@ -163,6 +170,11 @@ class Meter:
     def forget_after(self, step: int) -> None:
         """Drop the losses of steps that are about to be done again; their time was spent."""
         del self.losses[max(step - self.first_step, 0) :]
+
+    @property
+    def recent_step_seconds(self) -> float:
+        """Median of the last steps; 0 until there were two, since the first are slow."""
+        return statistics.median(self._recent) if len(self._recent) > 1 else 0.0
 
     @property
     def flops_per_token(self) -> float:

@@ -60,6 +60,7 @@ def finish(session: Session, first: int, done: int, *, interrupted: bool) -> Sum
         hfu=hfu,
         convention=meter.convention,
         time_split=time_split(session.engine, meter),
+        stragglers=tuple(session.slow),
         peak_bytes=meter.memory,
         checkpoints=_checkpoints(session),
         sample=sample,

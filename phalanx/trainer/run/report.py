@@ -187,6 +187,7 @@ class Summary:
         convention: how FLOPs and peak were counted, or why there is no MFU.
         time_split: those seconds by name (compute, waiting for an axis, validation, ...), mean
             over ranks.
+        stragglers: what was told of ranks that were slow.
         peak_bytes: most memory held by any rank.
         checkpoints: paths of those that are kept, oldest first.
         sample: a little generated text, or empty.
@@ -217,6 +218,7 @@ class Summary:
     hfu: float | None = None
     convention: str = ""
     time_split: Mapping[str, float] = field(default_factory=dict)
+    stragglers: tuple[str, ...] = ()
     peak_bytes: int = 0
     checkpoints: tuple[str, ...] = ()
     sample: str = ""
@@ -258,6 +260,7 @@ class Summary:
             for found in kept["validations"]
         )
         kept["checkpoints"] = tuple(kept["checkpoints"])
+        kept["stragglers"] = tuple(kept.get("stragglers", ()))
         kept["next_steps"] = tuple((command, why) for command, why in kept["next_steps"])
         return cls(**kept)
 

@@ -6,7 +6,6 @@ further back, in case the newest one is what breaks it. What a user has to chang
 again.
 """
 
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -104,7 +103,7 @@ class Restarter:
             restart=self.count,
             signal=getattr(error, "signal", ""),
             cause=str(error),
-            noticed=time.time(),
+            stalled_seconds=getattr(error, "stalled", 0.0),
         )
 
     def _go_back(self) -> None:
@@ -138,7 +137,8 @@ def _headline(error: PhalanxError) -> str:
     """A failure in one line: its first, and of a crash also the last, which names the error."""
     lines = str(error).strip().splitlines()
     first = lines[0].partition(", as the system does")[0]
-    return first if len(lines) == 1 else f"{first} {lines[-1].strip()}"
+    crashed = len(lines) > 1 and lines[1].startswith("Traceback")
+    return f"{first} {lines[-1].strip()}" if crashed else first
 
 
 def _ordinal(count: int) -> str:

@@ -15,10 +15,13 @@ from phalanx.schedules.layouts import layers_of_stages
 from phalanx.trainer.checkpoint import Saver
 from phalanx.trainer.engine.engine import Engine, build_engine
 from phalanx.trainer.guard.corruption import CorruptionWatch
+from phalanx.trainer.guard.stragglers import StragglerWatch
 from phalanx.trainer.model.init import notes_on_weights
 from phalanx.trainer.parallel.mesh import Mesh, build_mesh
 from phalanx.trainer.precision.dtypes import Dtypes
+from phalanx.trainer.run.cores import num_cores
 from phalanx.trainer.run.events import EventLog
+from phalanx.trainer.run.heartbeat import Heartbeat
 from phalanx.trainer.run.limits import refuse_untrainable
 from phalanx.trainer.run.meter import Meter, find_peak, from_rank_0
 from phalanx.trainer.run.metrics_file import MetricsFile
@@ -49,6 +52,7 @@ class Session:
         events: written and shown by rank 0; the others tell nobody.
         meter: of this session.
         watch: for silent corruption.
+        stragglers: compares this rank with the others.
         fence: the number of this start, on rank 0; a later one may not write before it has ended.
         proof: for the summary.
         saves: what became of the saver's work; None where nothing is written.
@@ -56,6 +60,7 @@ class Session:
         shares: where the time of this rank's steps goes.
         went_back: why it went back to a checkpoint, each reason once.
         rolled_back: after which steps it went back before a spike.
+        slow: what was told of stragglers.
     """
 
     run: Run
@@ -70,6 +75,7 @@ class Session:
     events: EventLog
     meter: Meter
     watch: CorruptionWatch
+    stragglers: StragglerWatch
     fence: int = 0
     proof: str = ""
     saves: Saves | None = None
@@ -77,6 +83,7 @@ class Session:
     shares: StepShares = field(default_factory=StepShares)
     went_back: set[str] = field(default_factory=set)
     rolled_back: list[int] = field(default_factory=list)
+    slow: list[str] = field(default_factory=list)
 
 
 def open_session(
@@ -96,6 +103,7 @@ def open_session(
     mesh = build_mesh(run.layout, worker.device, kv_heads=run.model.kv_heads)
     text = open_text(run)
     engine = build_engine(run, mesh)
+    _listen_to(worker.heart, engine)
     main = worker.rank == 0
     reporter = reporter if main else Silent()
     events = _events(directory if main else None, reporter)
@@ -113,14 +121,26 @@ def open_session(
         directory=directory if main else None,
         reporter=reporter,
         events=events,
-        meter=Meter(run, find_peak(mesh, run.layout.precision)),
+        meter=Meter(run, find_peak(mesh, run.layout.precision), heart=worker.heart),
         watch=CorruptionWatch(engine),
+        stragglers=StragglerWatch(mesh, off=_times_say_nothing(worker)),
         saves=Saves(saver, events) if saver else None,
         metrics=MetricsFile(directory.metrics_file, events.note) if directory and main else None,
     )
     if run.weights:
         _tell_of_weights(session)
     return session
+
+
+def _listen_to(heart: Heartbeat, engine: Engine) -> None:
+    """Have every action and every wait of a rank heard by whoever watches it."""
+    engine.recorder.doing, engine.recorder.arrived = heart.doing, heart.arrived
+    engine.mesh.ledger.waits = heart.waits
+
+
+def _times_say_nothing(worker: Worker) -> bool:
+    """Whether times say nothing of a rank: on shared cores, or where the host runs ahead."""
+    return worker.device.type != "cpu" or worker.local_ranks > num_cores()
 
 
 def _events(directory: RunDirectory | None, reporter: Reporter) -> EventLog:

@@ -29,7 +29,8 @@ from phalanx.core.errors import PhalanxError
 from phalanx.trainer.faults.inject import PLAN
 from phalanx.trainer.run.restart import WorkerCrashError
 from phalanx.trainer.run.signals import EndedError, Requests
-from phalanx.trainer.run.worker import FIRST_FAILURE, Entry, work
+from phalanx.trainer.run.watch import Watch
+from phalanx.trainer.run.worker import FIRST_FAILURE, Assignment, Entry, work
 
 POLL_SECONDS = 0.1
 LOOPBACK = "127.0.0.1"
@@ -80,8 +81,8 @@ def supervise(
         # Outside the main thread torchelastic leaves signals alone: its own way of handling them
         # kills workers that are still saving after 30 seconds.
         outcome = pool.submit(agent.run)
-        if not _wait(outcome, agent, _Stop(requests, attempt.grace, on_stop)):
-            raise EndedError("ended before the ranks could save")
+        watch = Watch(Path(notes), range(attempt.ranks))
+        _wait(outcome, agent, _Stop(requests, attempt.grace, on_stop), watch)
         result = outcome.result()
         if result.is_failed():
             if requests.stop and _ended_unheard(result):
@@ -137,11 +138,12 @@ class _Loopback(RendezvousHandler):
 
 
 def _agent(attempt: Attempt, notes: str) -> LocalElasticAgent:
+    place = Assignment(attempt.number, os.environ.get(PLAN, ""), notes)
     spec = WorkerSpec(
         role="phalanx",
         local_world_size=attempt.ranks,
         entrypoint=work,
-        args=(attempt.entry, attempt.args, attempt.number, os.environ.get(PLAN, "")),
+        args=(attempt.entry, attempt.args, place),
         rdzv_handler=_Loopback(),
         max_restarts=0,
         monitor_interval=POLL_SECONDS,
@@ -163,17 +165,30 @@ class _Stop(NamedTuple):
         return self.requests.hurried or (self.requests.stop and late)
 
 
-def _wait(outcome: "Future[RunResult]", agent: LocalElasticAgent, stop: _Stop) -> bool:
-    """Return when all ranks have ended; False where they had to be ended."""
-    passed_on = killed = False
+def _wait(
+    outcome: "Future[RunResult]", agent: LocalElasticAgent, stop: _Stop, watch: Watch
+) -> None:
+    """Return when all ranks have ended, by themselves or for a reason.
+
+    Raises:
+        EndedError: they were asked to stop, and did not within their time.
+        HangError: one of them did nothing any more.
+    """
+    passed_on = False
+    ended: PhalanxError | None = None
     while not outcome.done():
         wait([outcome], timeout=POLL_SECONDS)
-        if stop.requests.stop and not passed_on and (passed_on := _send(agent, signal.SIGTERM)):
-            if stop.on_stop is not None:
+        if stop.requests.stop and not passed_on:
+            passed_on = _send(agent, signal.SIGTERM)
+            if passed_on and stop.on_stop is not None:
                 stop.on_stop()
-        elif stop.overdue and not killed:
-            killed = _send(agent, signal.SIGKILL)
-    return not killed
+        if ended is None:
+            late = EndedError("ended before the ranks could save") if stop.overdue else None
+            ended = late or watch.look()
+        if ended is not None or watch.lingering():
+            _send(agent, signal.SIGKILL)
+    if ended is not None:
+        raise ended
 
 
 def _send(agent: LocalElasticAgent, number: signal.Signals) -> bool:

@@ -17,6 +17,7 @@ from phalanx.trainer.engine.balance import ExpertLoad
 from phalanx.trainer.engine.step import train_step
 from phalanx.trainer.run.continuity import Resume, identity
 from phalanx.trainer.run.go_back import Back, go_back, is_spoiled, look
+from phalanx.trainer.run.heartbeat import DATA_SECONDS, SLOW_SECONDS
 from phalanx.trainer.run.meter import Agreed, agree
 from phalanx.trainer.run.outcome import finish
 from phalanx.trainer.run.report import Reporter, StepMetrics, Summary
@@ -24,6 +25,7 @@ from phalanx.trainer.run.resume import take_up
 from phalanx.trainer.run.rundir import RunDirectory
 from phalanx.trainer.run.saves import SaveReport, Saves
 from phalanx.trainer.run.session import Session, describe_session, open_session
+from phalanx.trainer.run.slow import heed_stragglers
 from phalanx.trainer.run.spike import heed_spike
 from phalanx.trainer.run.state import named_tensors, own_pieces, progress
 from phalanx.trainer.run.validation import validate
@@ -68,6 +70,7 @@ def train(
     session.reporter.on_start(describe_session(session, first))
     session.events.write("start", f"step {first} of {run.recipe.last_step}", step=first)
     done, interrupted = _steps(session, first, run.recipe.last_step)
+    worker.heart.phase("end", SLOW_SECONDS)
     summary = finish(session, first, done, interrupted=interrupted)
     if session.directory and (done > first or not session.directory.summary_file.exists()):
         session.directory.write_summary(summary)
@@ -125,18 +128,21 @@ def _steps(session: Session, first: int, last: int) -> tuple[int, bool]:
         taken = _take_steps(session, first, last)
         if taken.back is None:
             return taken.done, taken.stopped
+        session.worker.heart.phase("going back", SLOW_SECONDS)
         first = go_back(session, taken.back, taken.done)
 
 
 def _take_steps(session: Session, first: int, last: int) -> StepsTaken:
     """Take steps until the last, until asked to stop, or until the run has to go back."""
     engine, meter, ledger = session.engine, session.meter, session.engine.mesh.ledger
-    skipped_in_a_row, shares = 0, session.shares
+    skipped_in_a_row, shares, heart = 0, session.shares, session.worker.heart
     with Prefetcher(session.training, engine.positions(), first, last) as batches:
         start = shares.begin(engine, meter)
         for step, batch in batches:
             engine.recorder.keeps_spans = step - first in _TRACED
             rate = engine.optimizer.learning_rate
+            heart.step(step, meter.recent_step_seconds)
+            session.stragglers.begin()
             faults.point("step.before", step=step, tensors=partial(named_tensors, engine))
             back = look(session, step) if session.watch.is_due(step) else None
             if back is not None:
@@ -144,8 +150,12 @@ def _take_steps(session: Session, first: int, last: int) -> StepsTaken:
             result = train_step(engine, step, batch)
             faults.point("step.after", step=step)
             # before ranks agree whether to stop: one whose data does not come can still say so
+            heart.phase("data", DATA_SECONDS)
             ahead = batches.await_next(lambda: session.worker.stop.requested)
+            heart.phase("train")
+            slow = heed_stragglers(session, step + 1, ahead)
             agreed = _agree(session, result.load, batches.seconds_waited + ahead)
+            agreed = agreed._replace(stop=agreed.stop or slow)
             metrics = meter.measure(step, result, time.perf_counter() - start, agreed, rate)
             shares.end(engine, meter, metrics.seconds)
             hopeless = result.skipped and not engine.loss_scale.can_fall

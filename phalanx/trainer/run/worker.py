@@ -14,12 +14,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from multiprocessing import connection, parent_process
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -31,9 +32,11 @@ from phalanx.trainer.faults.inject import PLAN, load_from_environment
 from phalanx.trainer.parallel.mesh import group_timeout
 from phalanx.trainer.run.agent_store import Meeting, agent_store, meet
 from phalanx.trainer.run.cores import num_threads
+from phalanx.trainer.run.heartbeat import LEFT, Heartbeat
 from phalanx.trainer.run.orphans import die_with_parent
 from phalanx.trainer.run.room import ran_out
 from phalanx.trainer.run.signals import STOP_SIGNALS
+from phalanx.trainer.run.watch import guard_each_other
 
 FIRST_FAILURE = "first-failure.json"
 PEER_GRACE_SECONDS = 3.0  # for ranks whose neighbour has failed to notice it by themselves
@@ -80,6 +83,7 @@ class Worker:
         stop: whether it was asked to save and stop.
         attempt: which start of the run this is, from 0: more after a rank has died.
         job: a store that all starts of a job under torchrun share, or None.
+        heart: tells the launcher what this rank is doing.
     """
 
     rank: int
@@ -90,44 +94,79 @@ class Worker:
     stop: StopSignal
     attempt: int = 0
     job: Store | None = None
+    heart: Heartbeat = field(default_factory=Heartbeat)
 
 
-def work(entry: Entry, args: tuple[Any, ...], attempt: int = 0, plan: str = "") -> int:
+class Assignment(NamedTuple):
+    """Where a rank that `launch` starts finds itself.
+
+    Attributes:
+        attempt: which start of the run this is, from 0.
+        plan: the path of a plan of faults, or empty.
+        beats: the folder in which the launcher looks for beats; empty where it does not look.
+    """
+
+    attempt: int = 0
+    plan: str = ""
+    beats: str = ""
+
+
+ANYWHERE = Assignment()
+
+
+def work(entry: Entry, args: tuple[Any, ...], place: Assignment = ANYWHERE) -> int:
     """Be one rank that `launch` started: join, work, and leave a note if it fails.
 
     Args:
         entry: called as `entry(worker, *args)`; what it returns becomes the exit code.
         args: must pickle.
-        attempt: which start of the run this is.
-        plan: the path of a plan of faults, or empty.
+        place: where it finds itself.
     """
-    if plan:  # the process that this one was forked from may be older than the plan
-        os.environ[PLAN] = plan
+    if place.plan:  # the process that this one was forked from may be older than the plan
+        os.environ[PLAN] = place.plan
     die_with_parent()  # the clean process that it was forked from, which dies with the launcher
     _watch_the_others()
     try:
-        return work_here(entry, args, attempt)
+        return work_here(entry, args, place)
     except BaseException as error:
         leave_a_note(error)
         leave(exit_code(error))
 
 
-def work_here(entry: Entry, args: tuple[Any, ...], attempt: int = 0) -> int:
+def work_here(entry: Entry, args: tuple[Any, ...], place: Assignment = ANYWHERE) -> int:
     """Be one rank in this very process, as torchrun wants it.
 
     Args:
         entry: called as `entry(worker, *args)`; its result is returned.
         args: for `entry`.
-        attempt: which start of the run this is.
+        place: where it finds itself; under torchrun the environment says more.
     """
     stop = StopSignal()
     stop.listen()
-    worker = _join(stop, attempt)
+    rank = int(os.environ.get("RANK", "0"))
+    heart = Heartbeat(Path(place.beats), rank) if place.beats else _guarded(rank)
+    worker = replace(_join(stop, place.attempt), heart=heart)
     load_from_environment(worker.rank, worker.attempt)
     code = entry(worker, *args)
     _wait_for_all(worker)
+    heart.phase(LEFT)
     dist.destroy_process_group()
     return code
+
+
+def _guarded(rank: int) -> Heartbeat:
+    """Under torchrun ranks watch each other; where the environment says no folder, nobody does."""
+    if parent_process() is not None or not os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        return Heartbeat()
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    first = rank - int(os.environ.get("LOCAL_RANK", "0"))
+    guard_each_other(_notes(), range(first, first + here), _shout)
+    return Heartbeat(_notes(), rank)
+
+
+def _shout(text: str) -> None:
+    with suppress(OSError):
+        os.write(sys.stderr.fileno(), f"{text}\n".encode())
 
 
 def _wait_for_all(worker: Worker) -> None:

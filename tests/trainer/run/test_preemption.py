@@ -118,7 +118,10 @@ def test_a_run_that_is_asked_to_stop_while_it_starts_saves_a_step_also_where_nob
     assert last_saved(folder) == last_done(folder)
 
 
-def test_nothing_can_be_resumed_where_nothing_was_saved(run: Run, tmp_path: Path) -> None:
+def test_nothing_can_be_resumed_where_nothing_was_saved(
+    run: Run, tmp_path: Path, injure: Callable[..., None]
+) -> None:
+    injure(Fault(point="start", action="sleep", value=600))  # if the ranks are there by then
     with started(tmp_path, run, stderr=subprocess.PIPE) as running:
         running.send_signal(signal.SIGINT)
         time.sleep(0.7)

@@ -29,14 +29,11 @@ warmup = 2
 checkpoint_every = 5
 sample_tokens = 0
 """
-KILLS = FaultPlan(
-    tuple(
-        Fault(point=point, action="signal", value="SIGKILL", step=step, rank=rank, attempt=attempt)
-        for attempt, (point, step, rank) in enumerate(
-            [("step.before_update", 12, 0), ("step.after", 17, 1)]
-        )
-    )
-)
+FAULTS = [
+    Fault(point="step.before_update", action="signal", value="SIGKILL", step=12, rank=0, attempt=0),
+    Fault(point="step.after", action="signal", value="SIGKILL", step=17, rank=1, attempt=1),
+    Fault(point="step.after", action="signal", value="SIGSTOP", step=22, rank=1, attempt=2),
+]
 
 
 def wait_for(happened: Callable[[], bool], seconds: float) -> None:
@@ -70,7 +67,7 @@ def test_a_run_under_torchrun_goes_on_by_itself_and_dies_with_its_agent(
 ) -> None:
     (tmp_path / "run.toml").write_text(RUN)
     (tmp_path / "book.txt").write_text("It was a dark and stormy night. " * 100)
-    (tmp_path / "plan.json").write_text(KILLS.to_json())
+    (tmp_path / "plan.json").write_text(FaultPlan(tuple(FAULTS)).to_json())
     runs = tmp_path / "runs"
     command = [sys.executable, "-m", "torch.distributed.run", *how, "--nproc-per-node=2"]
     command += ["--max-restarts=3", "-m", "phalanx", "train", "run.toml", "--data", "book.txt"]
@@ -82,7 +79,7 @@ def test_a_run_under_torchrun_goes_on_by_itself_and_dies_with_its_agent(
         stderr=subprocess.STDOUT,
     ) as agent:
         try:
-            wait_for(lambda: len(steps_of(runs)) > 20, seconds=240)
+            wait_for(lambda: len(steps_of(runs)) > 25, seconds=240)
             (run,) = runs.iterdir()
             ranks = [int(word) for word in children_of(agent.pid)]
             assert len(ranks) == 2
@@ -93,7 +90,7 @@ def test_a_run_under_torchrun_goes_on_by_itself_and_dies_with_its_agent(
     resumed = [
         event["step"] for event in read_events(run / "events.jsonl") if event["kind"] == "resume"
     ]
-    assert len(resumed) == 2
+    assert len(resumed) == 3
     assert all(step >= 5 for step in resumed)
     steps = [step for step, _ in steps_of(runs)]
     assert steps == list(range(1, len(steps) + 1))
