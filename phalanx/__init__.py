@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from phalanx.api.checkpoints import checkpoints as checkpoints
     from phalanx.api.drills import DrillReport as DrillReport
     from phalanx.api.drills import drill as drill
+    from phalanx.api.dryruns import DryRun as DryRun
+    from phalanx.api.dryruns import dry_run as dry_run
     from phalanx.api.planning import estimate as estimate
     from phalanx.api.planning import messages as messages
     from phalanx.api.plans import Plan as Plan
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    **dict.fromkeys(("dry_run", "DryRun"), "phalanx.api.dryruns"),
     **dict.fromkeys(("checkpoints", "CheckpointList"), "phalanx.api.checkpoints"),
     **dict.fromkeys(("estimate", "messages"), "phalanx.api.planning"),
     **dict.fromkeys(("plan", "Plan"), "phalanx.api.plans"),
@@ -78,6 +81,7 @@ __all__ = [
     "Cluster",
     "DataError",
     "DrillReport",
+    "DryRun",
     "Estimate",
     "Findings",
     "Layout",
@@ -98,6 +102,7 @@ __all__ = [
     "checkpoints",
     "doctor",
     "drill",
+    "dry_run",
     "estimate",
     "messages",
     "plan",

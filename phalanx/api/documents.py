@@ -31,7 +31,7 @@ _REPORT = (
     "terms[].planned_seconds terms[].share terms[].planned_parts{} terms[].why mfu hfu planned_mfu "
     "flops_per_second_at_peak tokens_per_second peak_bytes planned_peak_bytes traffic[].axis "
     "traffic[].collective traffic[].purpose traffic[].bytes traffic[].planned_bytes "
-    "traffic[].equal ranks[].rank ranks[].coordinates ranks[].compute_seconds "
+    "traffic[].equal ranks[].rank ranks[].coordinates{} ranks[].compute_seconds "
     "ranks[].waiting_seconds ranks[].over_peers wall_seconds stopped_seconds wall_terms[].name "
     "wall_terms[].measured_seconds wall_terms[].share wall_terms[].why restarts skipped goodput "
     "losses validations[].step validations[].loss validations[].seconds events[].time "
@@ -82,6 +82,17 @@ _TEXTS: Mapping[str, str] = {
                 "axis collective purpose bytes bytes_per_rank times ranks seconds exposed_seconds",
             ),
             "notes",
+        ]
+    ),
+    "dryrun": " ".join(
+        [
+            "schema layout ranks passed",
+            _under(
+                "cases[]",
+                "rank coordinates{} passed seconds peak_bytes planned_peak_bytes messages_equal "
+                "differences",
+            ),
+            _under("cases[].messages[]", "axis collective purpose bytes times"),
         ]
     ),
     "published": " ".join(

@@ -5,12 +5,14 @@ bookmark.
 
 phalanx explore
 phalanx explore --state 'v1&model=llama-3.1-405b&dp=16&tp=8&pp=16'
+phalanx explore runs/big runs/small
 phalanx explore --json --state 'v1&tp=16'
 """
 
 import json
 import webbrowser
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.core.errors import PhalanxError, UsageError
@@ -24,6 +26,14 @@ HOST = "127.0.0.1"
 
 def arguments(parser: ArgumentParser) -> None:
     """Declare what the command takes; the help text is the documentation."""
+    parser.add_argument(
+        "runs",
+        nargs="*",
+        type=Path,
+        default=[Path("runs")],
+        metavar="RUN",
+        help="run directories, or folders of them (default runs)",
+    )
     parser.add_argument(
         "--port",
         type=int,
@@ -77,7 +87,7 @@ def run(args: Namespace) -> int:
     if not args.no_browser:
         webbrowser.open(address)
     config = uvicorn.Config(
-        application(), log_level="error", ws="websockets-sansio", lifespan="off"
+        application(args.runs), log_level="error", ws="websockets-sansio", lifespan="off"
     )
     uvicorn.Server(config).run(sockets=[listening])
     return 0

@@ -28,6 +28,7 @@ COMMANDS = {
     "convert": "write a trained model as Hugging Face Transformers reads it",
     "plan": "find the fastest layout for a model on a cluster, and say why",
     "estimate": "price one layout: its seconds, its bytes, its messages",
+    "dryrun": "take a step as any rank of a job of any size, and compare with the plan",
     "schedule": "draw and check a pipeline schedule",
     "explore": "open the page on which every number can be dragged",
     "published": "predict a table of published runs, and compare",

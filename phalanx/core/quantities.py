@@ -99,7 +99,6 @@ _BYTES = (
     Quantity("bytes", "bytes", "of a message's full vector, or of all; of a checkpoint's files"),
     Quantity("bytes_per_rank", "bytes", "that one rank sends for one message"),
     Quantity("predicted_peak_bytes", "bytes", "peak_bytes as predicted here"),
-    Quantity("planned_peak_bytes", "bytes", "peak_bytes by the planner"),
     Quantity("planned_bytes", "bytes", "of all such messages in a step, by the plan"),
     Quantity("published_peak_bytes", "bytes", "peak_bytes as published"),
 )
@@ -135,9 +134,14 @@ _COUNTS = (
     Quantity(
         "rank",
         "number",
-        "place of a layout among the feasible, from 1; of a process, from 0, or null",
+        "of a layout among the feasible, from 1; of a process, from 0; of a fault, whom it met",
     ),
     Quantity("steps_repeated", "count", "steps that were done twice"),
+    Quantity("coordinates", "{axis: number}", "of a rank along dp, pp, cp and tp"),
+    Quantity("planned_peak_bytes", "bytes", "peak_bytes as planned"),
+    Quantity("messages_equal", "true or false", "what a rank sent is what was planned"),
+    Quantity("messages", "list", "what a rank sends in a step, equal messages added up"),
+    Quantity("differences", "[text]", "what does not agree with the plan, side by side"),
     Quantity("times", "count", "messages of this kind in a step"),
     Quantity("stage", "number", "slice of layers, from 0"),
     Quantity("stages", "list", "one for each pipeline rank, or layers of each stage"),
@@ -221,7 +225,6 @@ _TRAINING = (
 _TEXTS = (
     Quantity("layout", "layout", "one line that `Layout.parse` reads"),
     Quantity("device", "name", "what a run computed on"),
-    Quantity("coordinates", "text", "place of a rank on each axis"),
     Quantity("text", "text", "one line for a person"),
     Quantity("wall_terms", "list", "that add up to wall_seconds"),
     Quantity("first", "object", "the run that is compared with; of a key, its value there"),

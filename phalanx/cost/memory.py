@@ -21,7 +21,7 @@ Everything is a column over a table of layouts and ranks: a row may be a layout,
 of one. Symbols: h hidden, f ffn width, V vocabulary, t tp, T tokens of a micro-batch on one rank.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import reduce
 from typing import Literal, NamedTuple
@@ -31,11 +31,11 @@ import numpy as np
 from phalanx.core.errors import UsageError
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
-from phalanx.core.run import Recipe
+from phalanx.core.run import Recipe, Run
 from phalanx.cost.activation_memory import ActivationMemory
 from phalanx.cost.block_memory import BF16, BlockMemory
 from phalanx.cost.parameter_memory import ParameterMemory, WholeUnits
-from phalanx.cost.ranks import ParameterCounts, ranks_of
+from phalanx.cost.ranks import ParameterCounts, PipelineRanks, ranks_of
 from phalanx.cost.saved import OURS, Stack
 from phalanx.cost.table import Column, Integers, Table, Which, some_rows
 
@@ -142,16 +142,35 @@ def rank_memory(
         raise UsageError(f"pipeline rank {pp_rank} of pp={layout.pp}")
     table = Table.of(shape, Recipe(seq=seq, batch=layout.dp * layout.mb), [layout])
     blocks = ranks_of(shape, layout).take(slice(pp_rank, pp_rank + 1))
-    params = ParameterCounts.of(table, blocks.together)
-    of_block = BlockMemory(table, stack)
-    activations = ActivationMemory(table, blocks, params, in_flight, of_block)
-    parameters = ParameterMemory(table, blocks, params, stack, table.zero_stage)
-    found = worst_moment(activations, parameters)
+    found = _memory(table, blocks, in_flight, stack)
     numbers = {
         field.name: np.broadcast_to(getattr(found, field.name), (1,))[0].item()
         for field in fields(found)
     }
     return RankMemory(**numbers)
+
+
+def memory_of_ranks(run: Run, in_flight: Sequence[float], stack: Stack = OURS) -> RankMemory:
+    """Bytes of every pipeline rank of a run, in columns of shape (p,).
+
+    Args:
+        run: its precision resolved.
+        in_flight: passes through one of its stages whose activations are alive at the peak, of
+            every rank.
+        stack: what the program keeps, and what the device loses beside it.
+    """
+    ranks = ranks_of(run.model, run.layout)
+    return _memory(Table.of_run(run), ranks, np.array(in_flight, dtype=np.float64), stack)
+
+
+def _memory(table: Table, blocks: PipelineRanks, in_flight: Column, stack: Stack) -> RankMemory:
+    """The worst moment of the ranks of a table of one row."""
+    params = ParameterCounts.of(table, blocks.together[:1])
+    of_block = BlockMemory(table, stack)
+    held = ActivationMemory(table, blocks, params, in_flight, of_block)
+    stashed = np.where(table.asynchronous, in_flight - 1, 0)
+    parameters = ParameterMemory(table, blocks, params, stack, table.zero_stage, stashed)
+    return worst_moment(held, parameters)
 
 
 def worst_moment(held: ActivationMemory, parameters: ParameterMemory) -> RankMemory:

@@ -142,16 +142,13 @@ class DrillRuns:
 def train_one_rank(
     worker: "Worker", run: Run, directory: RunDirectory, resume: Resume | None
 ) -> int:
-    """What each rank does.
+    """What each rank of a drill does.
 
     Args:
         worker: this process, joined with the others.
-        run: what to train.
-        directory: where to write.
-        resume: what to go on from; None starts anew.
-
-    Returns:
-        The exit code of the rank.
+        run: what is trained.
+        directory: where it is written.
+        resume: what it goes on from; None starts anew.
     """
     from phalanx.trainer.run.trainer import train
 

@@ -50,6 +50,7 @@ PARTS = (
     PagePart("problems", "Problems to work"),
     PagePart("systems", "State, activations, failures", "The other two documents"),
     PagePart("plan", "Plan it", "Ours"),
+    PagePart("runs", "Runs"),
 )
 
 

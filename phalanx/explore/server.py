@@ -6,8 +6,9 @@ that no other page of the browser can talk to it.
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -32,6 +33,8 @@ from phalanx.explore.documents import inputs_document, state_document
 from phalanx.explore.live import View
 from phalanx.explore.page import document
 from phalanx.explore.problems import BY_ID, grade
+from phalanx.explore.run_view import listing, view
+from phalanx.explore.runs import found_in, read_run
 from phalanx.explore.searching import search_lines
 from phalanx.explore.state import Reading, State
 from phalanx.explore.timelines import columns, drawn, pace_of
@@ -116,13 +119,11 @@ def _with_headers(send: Send) -> Send:
     return sending
 
 
-def application(
-    routes: Iterable[Route | WebSocketRoute] = (), board: Board | None = None
-) -> ASGIApp:
+def application(runs: Sequence[Path] = (), board: Board | None = None) -> ASGIApp:
     """The server as an ASGI application.
 
     Args:
-        routes: further ones.
+        runs: run directories, or folders of them.
         board: where panels come from.
     """
     own = board or Board()
@@ -133,12 +134,13 @@ def application(
         Route("/api/v1/timeline", _timeline),
         Route("/api/v1/plan", _plan),
         Route("/api/v1/grade", _grade),
+        Route("/api/v1/runs", _runs(runs)),
         Route("/api/v1/command", _copy(command_of)),
         Route("/api/v1/run", _copy(run_file_of)),
         Route("/static/{name}", _static),
         WebSocketRoute("/api/v1/live", _live(own)),
     ]
-    return Guard(Starlette(routes=[*pages, *routes]))
+    return Guard(Starlette(routes=pages))
 
 
 def _page(board: Board) -> Callable[[Request], Any]:
@@ -186,6 +188,24 @@ async def _grade(request: Request) -> Response:
     if problem is None:
         return PlainTextResponse(f"problem is one of {', '.join(BY_ID)}", 404)
     return JSONResponse(grade(problem, request.query_params.get("answer", "")[:100])._asdict())
+
+
+def _runs(given: Sequence[Path]) -> Callable[[Request], Any]:
+    """Runs by their number in the list: no path ever comes from a request."""
+
+    async def runs(request: Request) -> Response:
+        asked = request.query_params.getlist("run")
+        return JSONResponse(await run_in_threadpool(_run_view, given, asked))
+
+    return runs
+
+
+def _run_view(given: Sequence[Path], asked: Sequence[str]) -> dict[str, str]:
+    folders = found_in(given)
+    numbers = [int(text) for text in asked if text.isdecimal() and int(text) < len(folders)]
+    chosen = numbers if asked else list(range(len(folders)))[-1:]
+    shown = view([read_run(folders[number]) for number in chosen])
+    return {"list": listing([folder.resolve().name for folder in folders], chosen), "view": shown}
 
 
 def _copy(make: Callable[[State], str]) -> Callable[[Request], Any]:

@@ -3,7 +3,7 @@
 import statistics
 from typing import Any, NamedTuple
 
-from phalanx.core.layout import Layout
+from phalanx.core.layout import Coordinates, Layout
 from phalanx.reports.waterfall import MeasuredStep
 
 
@@ -12,23 +12,29 @@ class RankTime(NamedTuple):
 
     Attributes:
         rank: which.
-        coordinates: as `dp=0 pp=1 cp=0 tp=0`; empty where the layout is not known.
+        at: where it stands on each axis; None where the layout is not known.
         compute: seconds that it computed.
         waiting: seconds that it stood still for messages.
         over_peers: its compute over the median of the listed ranks of its stage; 1 if alone.
     """
 
     rank: int
-    coordinates: str
+    at: Coordinates | None
     compute: float
     waiting: float
     over_peers: float
+
+    @property
+    def coordinates(self) -> str:
+        """As `dp=0 pp=1 cp=0 tp=0`; empty where they are not known."""
+        places = self.at._asdict() if self.at else {}
+        return " ".join(f"{axis}={place}" for axis, place in places.items())
 
     def to_dict(self) -> dict[str, Any]:
         """One entry of `ranks`, as `--json` prints it."""
         return {
             "rank": self.rank,
-            "coordinates": self.coordinates,
+            "coordinates": self.at._asdict() if self.at else None,
             "compute_seconds": self.compute,
             "waiting_seconds": self.waiting,
             "over_peers": self.over_peers,
@@ -49,7 +55,7 @@ def rank_times(found: MeasuredStep, layout: Layout | None) -> tuple[RankTime, ..
     return tuple(
         RankTime(
             rank,
-            _coordinates(rank, layout),
+            _at(rank, layout),
             kinds.get("compute", 0.0),
             sum(s for name, s in kinds.items() if name.startswith("waiting for ")),
             _ratio(kinds.get("compute", 0.0), medians[_stage(rank, layout)]),
@@ -68,14 +74,12 @@ def slowest(ranks: tuple[RankTime, ...]) -> RankTime | None:
 
 
 def _stage(rank: int, layout: Layout | None) -> int:
-    return layout.coordinates(rank).pp if layout and 0 <= rank < layout.ranks else 0
+    at = _at(rank, layout)
+    return at.pp if at else 0
 
 
-def _coordinates(rank: int, layout: Layout | None) -> str:
-    if layout is None or not 0 <= rank < layout.ranks:
-        return ""
-    at = layout.coordinates(rank)
-    return f"dp={at.dp} pp={at.pp} cp={at.cp} tp={at.tp}"
+def _at(rank: int, layout: Layout | None) -> Coordinates | None:
+    return layout.coordinates(rank) if layout and 0 <= rank < layout.ranks else None
 
 
 def _ratio(own: float, median: float) -> float:

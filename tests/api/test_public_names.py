@@ -27,11 +27,12 @@ PUBLIC = {
         "published",
         "checkpoints",
         "drill",
+        "dry_run",
     ),
     *("report", "doctor", "RunReport", "Findings"),
     *("Layout", "ModelShape", "Cluster", "Run", "Recipe", "Schedule", "Message"),
     *("Plan", "Estimate", "Verdict", "Summary", "Published", "CheckpointList"),
-    "DrillReport",
+    *("DrillReport", "DryRun"),
     *("PhalanxError", "UsageError", "RefusedError", "ScheduleError", "DataError"),
     "CheckpointError",
 }

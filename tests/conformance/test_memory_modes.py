@@ -5,7 +5,6 @@ from math import ceil
 import numpy as np
 import pytest
 import torch
-from live_bytes import LiveBytes
 from test_peak_memory import GPT, LLAMA, SEQ, WORDY, rank_of
 from torch import Tensor
 
@@ -15,6 +14,7 @@ from phalanx.core.run import Recipe, Run
 from phalanx.cost.memory import rank_memory
 from phalanx.cost.saved import OURS
 from phalanx.data.batches import Batch
+from phalanx.dryrun.live_bytes import LiveBytes
 from phalanx.trainer.engine.engine import Engine, build_engine
 from phalanx.trainer.engine.offload import OnHost
 from phalanx.trainer.engine.step import forward_backward
@@ -87,6 +87,7 @@ def measured(run: Run) -> int:
     with rank_of(run.layout, 0), LiveBytes(on_device) as live:
         engine = build_engine(run, build_mesh(run.layout, torch.device("cpu"), Group))
         hosts += hosts_of(engine)
+        live.expect_resizing(*(sharded.unit.weights for sharded in engine.units))
         live.forget(lambda place: any(host.owns(place) for host in hosts))
         for step in range(2):
             forward_backward(engine, step, batch)

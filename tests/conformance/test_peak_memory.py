@@ -5,20 +5,15 @@ torch's fake one, so that one process can be any rank; what it receives is noise
 weights move whether or not the loss is finite.
 """
 
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
@@ -26,6 +21,7 @@ from phalanx.core.run import Recipe, Run
 from phalanx.cost.memory import rank_memory
 from phalanx.cost.saved import OURS
 from phalanx.data.batches import Batch
+from phalanx.dryrun.live_bytes import LiveBytes
 from phalanx.planner.simulate import peak_in_flight
 from phalanx.schedules.build import build
 from phalanx.schedules.layouts import chunks
@@ -52,28 +48,6 @@ GPT = ModelShape(
 )
 
 
-class LiveBytes(TorchDispatchMode):
-    """Sums the storages that are alive after every operation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.peak = 0
-        self._alive: dict[int, Any] = {}
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for x in tree_leaves(out):
-            if isinstance(x, Tensor) and x.device.type != "meta":
-                storage = x.untyped_storage()
-                key = storage._cdata
-                if key not in self._alive:
-                    self._alive[key] = weakref.ref(storage, lambda _, k=key: self._alive.pop(k))
-        self.peak = max(self.peak, sum(ref().nbytes() for ref in [*self._alive.values()]))
-        return out
-
-
 @contextmanager
 def rank_of(layout: Layout, rank: int) -> Iterator[None]:
     if layout.ranks == 1:
@@ -94,7 +68,8 @@ def measured(run: Run, rank: int) -> int:
     batch = Batch(tokens=tokens, targets=tokens, positions=positions, documents=None)
     with rank_of(run.layout, rank), LiveBytes() as live:
         engine = build_engine(run, build_mesh(run.layout, torch.device("cpu"), Group))
-        live.peak = 0
+        live.expect_resizing(*(sharded.unit.weights for sharded in engine.units))
+        live.forget()
         for step in range(2):
             forward_backward(engine, step, batch)
             engine.optimizer.step()

@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from fake_ranks import fake_mesh
-from live_bytes import LiveBytes
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -23,6 +22,7 @@ from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe
 from phalanx.cost.precision import as_operands
 from phalanx.cost.saved import OURS, Saved, block_saved, bytes_per_token, head_saved, kept
+from phalanx.dryrun.live_bytes import LiveBytes
 from phalanx.oracle.verify import default_case
 from phalanx.trainer.engine.batching import micro_batches
 from phalanx.trainer.engine.engine import build_engine

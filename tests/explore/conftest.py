@@ -7,19 +7,23 @@ from collections.abc import Iterator
 
 import pytest
 import uvicorn
+from written_runs import HOSTILE, write_run
 
 from phalanx.explore.server import application
 
 
 @pytest.fixture(scope="session")
-def address() -> Iterator[str]:
-    """Where the page is served, as `127.0.0.1:PORT`."""
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where the page is served, as `127.0.0.1:PORT`, with two runs, one of them hostile."""
+    runs = tmp_path_factory.mktemp("runs")
+    write_run(runs / "ordinary")
+    write_run(runs / HOSTILE.replace("/", "∕"), text=HOSTILE)  # no file can have a slash
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
         port = listening.getsockname()[1]
         config = uvicorn.Config(
-            application(), log_level="error", ws="websockets-sansio", lifespan="off"
+            application([runs]), log_level="error", ws="websockets-sansio", lifespan="off"
         )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)

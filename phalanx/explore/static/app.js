@@ -2,6 +2,7 @@
 
 import { Card } from "./card.js";
 import { Live } from "./live.js";
+import { runs } from "./runs.js";
 import { scrubbers } from "./scrub.js";
 import { timelines } from "./timeline.js";
 
@@ -393,3 +394,4 @@ const here = new IntersectionObserver((entries) => {
   }
 }, { rootMargin: "-20% 0px -70% 0px" });
 for (const part of document.querySelectorAll(".part")) here.observe(part);
+runs((name) => page.see.has(name));

@@ -10,6 +10,7 @@ from phalanx.trainer.engine.executor import Executor
 from phalanx.trainer.engine.optimizer import Optimizer
 from phalanx.trainer.engine.pipedream import WeightStashing
 from phalanx.trainer.engine.recorder import Recorder
+from phalanx.trainer.engine.unit import Source
 from phalanx.trainer.engine.update import AfterTheNorm, Optimistic, Updated, UpdateRule
 from phalanx.trainer.engine.wire import Form, Wire
 from phalanx.trainer.guard.spikes import SpikeDetector
@@ -84,13 +85,23 @@ class Engine:
         return Executor(self.executor.stages, wire, self.recorder, UpdateRule())
 
 
-def build_engine(run: Run, mesh: Mesh) -> Engine:
-    """Build this rank's part of the model, its optimizer, its update rule and its executor."""
+def build_engine(run: Run, mesh: Mesh, source: Source | None = None) -> Engine:
+    """Build this rank's part of the model, its optimizer, its update rule and its executor.
+
+    Args:
+        run: resolved for the device of the mesh.
+        mesh: this rank's place.
+        source: of the first weights; by default what the run says.
+
+    Raises:
+        UsageError: the run's folder of weights is none, or of another model.
+        CheckpointError: tensors are missing there.
+    """
     layout = run.layout
     precision = Dtypes.of(run, mesh.device)
     schedule = lowered(layout, run.micro_batches, reduces_every(layout))
     arithmetic = choose(precision, mesh)
-    source = init_source(run)
+    source = source or init_source(run)
     stages = build_stages(run, mesh, precision, arithmetic.products, source)
     units = list(dict.fromkeys(unit for stage in stages.values() for unit in stage.all_units))
     routers = [router for stage in stages.values() for router in stage.routers]

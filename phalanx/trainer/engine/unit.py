@@ -48,6 +48,7 @@ class Unit:
         weights: compute dtype [padded]; the modules' parameters are views of it.
         low, high: the part whose master weights and optimizer state this rank keeps.
         master: master dtype [high - low].
+        is_its_own_master: whether the master weights are the weights themselves.
         grad: gradient dtype [high - low]: what the optimizer reads.
         tp_reduce_stop: up to here lies what all tensor-parallel ranks add up.
         shared_stop: from there up to here, what those add up that hold the same part.
@@ -91,6 +92,7 @@ class Unit:
             (s.stop for s in self.slots if _shared(s.declaration, tensor.parts)),
             default=self.tp_reduce_stop,
         )
+        self.is_its_own_master = False
         self.parameters: list[nn.Parameter] = []
         self.weights = self.master = self.grad = torch.empty(0)
 
@@ -116,7 +118,8 @@ class Unit:
         self.weights = torch.zeros(self.padded, dtype=compute, device=device)
         if policy.partitions:
             self.low, self.high = self.my_part
-        if compute == master and not policy.separates_master:
+        self.is_its_own_master = compute == master and not policy.separates_master
+        if self.is_its_own_master:
             self.master = self.weights[self.low : self.high]
         else:
             self.master = memory.zeros(self.high - self.low, master)

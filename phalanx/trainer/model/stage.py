@@ -23,7 +23,6 @@ from phalanx.trainer.model.experts import Experts, Router
 from phalanx.trainer.model.parameters import Declaration, OwnedParameter, Share, declared_in
 from phalanx.trainer.parallel.comm import Group
 from phalanx.trainer.parallel.data import Reducer, ShardedUnit
-from phalanx.trainer.parallel.expert import ExpertParallel
 from phalanx.trainer.parallel.mesh import Mesh
 from phalanx.trainer.parallel.tensor import TensorParallel
 from phalanx.trainer.precision.dtypes import Dtypes
@@ -241,7 +240,7 @@ class _StageBuilder:
             products=self.products,
             gradients=gradients,
         )
-        ep = ExpertParallel(mesh.expert)
+        ep = mesh.expert_type(mesh.expert)
         blocks = [Block(i, shape, recipe, tp, ep) for i in layers]
         if layout.compile:
             for block in blocks:

@@ -109,7 +109,7 @@ class ShardedUnit:
             self.release(between_steps=True)
             return
         mine = unit.weights[unit.low : unit.high]
-        if mine.data_ptr() != unit.master.data_ptr():
+        if not unit.is_its_own_master:
             mine.copy_(unit.master)
         if self.policy.partitions:
             self._gathering = self.copies.shard.all_gather(unit.weights, mine, "weights")
@@ -126,16 +126,20 @@ class ShardedUnit:
 
     def accumulate(self, index: int, grad: Tensor) -> None:
         """Add one parameter's gradient to the whole vector, in the master dtype."""
-        if self._whole_grad.numel() == 0:
-            self._whole_grad = torch.empty(
-                self.unit.padded, dtype=self.unit.grad.dtype, device=grad.device
-            )
+        self.have_gradient()
         place = self._place(index)
         if index in self._filled:
             place.add_(grad.reshape(-1))
         else:
             place.copy_(grad.reshape(-1))
         self._filled.add(index)
+
+    def have_gradient(self) -> None:
+        """Have memory for the whole gradient; where it is retained, from the first step on."""
+        if self._whole_grad.numel() == 0:
+            self._whole_grad = torch.empty(
+                self.unit.padded, dtype=self.unit.grad.dtype, device=self.mesh.device
+            )
 
     def passed(self, index: int) -> None:
         """Note that the current backward needs nothing more of parameter `index`."""
@@ -179,10 +183,7 @@ class ShardedUnit:
 
     def _fill_missing(self) -> None:
         """Parameters that took no part have a gradient of zero, not none."""
-        if self._whole_grad.numel() == 0:
-            self._whole_grad = torch.zeros(
-                self.unit.padded, dtype=self.unit.grad.dtype, device=self.mesh.device
-            )
+        self.have_gradient()
         for index in range(len(self.unit.slots)):
             if index not in self._filled:
                 self._place(index).zero_()

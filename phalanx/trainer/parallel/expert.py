@@ -40,6 +40,20 @@ class DispatchPlan(NamedTuple):
     counts: list[int]
 
 
+class RowCounts(NamedTuple):
+    """How many rows travel.
+
+    Attributes:
+        theirs: int64 [ranks, experts of this rank], that arrive.
+        sent: for each rank along ep, rows for each of its experts.
+        received: from each rank along ep, rows for each expert of this rank.
+    """
+
+    theirs: Tensor
+    sent: list[list[int]]
+    received: list[list[int]]
+
+
 class ExpertParallel:
     """How one rank shares the experts of each layer with others.
 
@@ -61,17 +75,25 @@ class ExpertParallel:
         expert = chosen.flatten()
         if kept is not None:
             expert = expert.where(kept.flatten(), experts)
-        counts = torch.bincount(expert, minlength=experts)[:experts]
         order = torch.argsort(expert, stable=True)
-        mine = counts.view(self.group.size, -1)
+        theirs, sent, received = self.count(expert, experts)
+        send, receive = ([sum(rank) for rank in side] for side in (sent, received))
+        here = [sum(expert) for expert in zip(*received, strict=True)]
+        arranged = _arranged(theirs, sum(receive))
+        return DispatchPlan(chosen.shape[-1], order[: sum(send)], send, receive, arranged, here)
+
+    def count(self, expert: Tensor, experts: int) -> RowCounts:
+        """Count the rows that go to each expert, and learn how many come.
+
+        Args:
+            expert: int64 [rows], where each goes; `experts` where it goes nowhere.
+            experts: E.
+        """
+        mine = torch.bincount(expert, minlength=experts)[:experts].view(self.group.size, -1)
         theirs = torch.empty_like(mine)
         self.group.all_to_all(theirs, mine, "rows per expert").wait()
-        both = torch.stack([mine, theirs]).tolist()
-        send, receive = ([sum(rank) for rank in side] for side in both)
-        here = [sum(expert) for expert in zip(*both[1], strict=True)]
-        return DispatchPlan(
-            chosen.shape[-1], order[: sum(send)], send, receive, _arranged(theirs), here
-        )
+        sent, received = torch.stack([mine, theirs]).tolist()
+        return RowCounts(theirs, sent, received)
 
     def dispatch(self, x: Tensor, plan: DispatchPlan) -> Tensor:
         """Tokens [..., h] to the rows of this rank's experts [R', h], in order of experts."""
@@ -109,13 +131,14 @@ def alone() -> ExpertParallel:
     return ExpertParallel(Group("expert", (0,), None, Ledger()))
 
 
-def _arranged(counts: Tensor) -> Tensor | None:
+def _arranged(counts: Tensor, rows: int) -> Tensor | None:
     """From the order of (rank, expert) to that of (expert, rank), given rows [ranks, experts]."""
     ranks, experts = counts.shape
     if min(ranks, experts) == 1:
         return None
     expert = torch.arange(experts, device=counts.device).repeat(ranks)
-    return torch.argsort(expert.repeat_interleave(counts.flatten()), stable=True)
+    of_rows = expert.repeat_interleave(counts.flatten(), output_size=rows)
+    return torch.argsort(of_rows, stable=True)
 
 
 class _Dispatch(torch.autograd.Function):

@@ -13,6 +13,7 @@ from phalanx.core.layout import Coordinates, Layout
 from phalanx.core.message import Axis
 from phalanx.schedules.layouts import placement
 from phalanx.trainer.parallel.comm import DirectGroup, Group, Ledger
+from phalanx.trainer.parallel.expert import ExpertParallel
 
 GroupType = Callable[[Axis, Sequence[int], dist.ProcessGroup | None, Ledger], Group]
 
@@ -53,6 +54,8 @@ class Mesh:
         pipeline_replicas: the two ranks that hold the same stages, in two copies of the model
             (DualPipe).
         ledger: what this rank sent.
+        expert_type: how ranks along ep share experts; a rehearsal, which has no tokens to route,
+            brings its own.
     """
 
     layout: Layout
@@ -71,6 +74,7 @@ class Mesh:
     embedding_group: Group
     pipeline_replicas: Group
     ledger: Ledger
+    expert_type: Callable[[Group], ExpertParallel] = ExpertParallel
 
     @property
     def copies(self) -> Copies:
