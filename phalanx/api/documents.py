@@ -137,12 +137,13 @@ _TEXTS: Mapping[str, str] = {
         "schema name directory layout parameters first_step last_step steps interrupted first_loss "
         "last_loss validation_loss bytes_per_token tokens seconds tokens_per_second "
         "flops_per_second mfu hfu convention averaged_steps validations time_split{} stragglers "
+        "goodput lost_seconds{} restart_seconds checkpoint_write_seconds "
         "peak_bytes checkpoints sample proof "
         "next_steps first_bits_per_byte last_bits_per_byte validation_bits_per_byte"
     ),
     "train, metrics.jsonl": (
         "step time loss grad_norm lr tokens seconds tokens_per_second flops_per_second mfu hfu "
-        "data_wait_seconds exposed_seconds{} peak_bytes skipped loss_scale expert_load "
+        "data_wait_seconds exposed_seconds{} peak_bytes skipped loss_scale expert_load goodput "
         "expert_dropped validation_loss validation_seconds"
     ),
     "report": f"schema {_REPORT}",

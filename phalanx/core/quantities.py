@@ -61,6 +61,7 @@ _SECONDS = (
     Quantity("stopped_seconds", "seconds", "in which a run was stopped"),
     Quantity("compute_seconds", "seconds", "of a step in which a rank computes"),
     Quantity("waiting_seconds", "seconds", "of a step in which a rank stands still for messages"),
+    Quantity("lost_seconds", "{name: seconds}", "of all starts of a run, that are not training"),
     Quantity("time_split", "{name: seconds}", "of a session, mean over ranks"),
     Quantity("data_wait_seconds", "seconds", "that the slowest rank waited for its batch"),
 )

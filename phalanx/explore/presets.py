@@ -6,6 +6,7 @@ from typing import NamedTuple
 from phalanx.catalog import load
 from phalanx.core.cluster import Accelerator
 from phalanx.core.errors import RefusedError
+from phalanx.core.layout import DEFAULT_SCHEDULE
 from phalanx.core.model import ModelShape
 from phalanx.cost.roofline import block_of
 from phalanx.cost.state import (
@@ -39,7 +40,7 @@ STATES = {
     "18": StateRecipe("mixed precision, gradients added in fp32", MIXED_ADAM_FP32_GRADIENTS),
 }
 RECIPES = tuple(STATES)
-SCHEDULES = ("1f1b", *(name for name in NAMES if name != "1f1b"))
+SCHEDULES = (DEFAULT_SCHEDULE, *(name for name in NAMES if name != DEFAULT_SCHEDULE))
 
 
 def _first(name: str, names: list[str]) -> tuple[str, ...]:

@@ -1,8 +1,9 @@
 """The wall clock of a run, over all its restarts: terms that add up to it, and its goodput.
 
-It runs from the first event to the last thing that was written, without the time in which the run
-was stopped and nobody had asked it to go on. Every moment is in one step that counts, or between
-two of them; what happened between is read from the events there.
+It runs from the first start to the last thing that was written, without the time in which the run
+was stopped, or its launcher gone, and nobody had asked it to go on: the trainer's own `goodput` in
+`summary.json` means the same. Every moment is in one step that counts, or between two of them;
+what happened between is read from the events there.
 """
 
 import math
@@ -119,17 +120,16 @@ class _Gap(NamedTuple):
             yield STARTING, left
         elif self.after is None:
             yield ENDING, left
-        elif "stop" in kinds and "start" in kinds:
+        elif "start" in kinds:  # where it did not say that it stopped, its launcher was killed
             yield from self._across_a_stop(left)
-        elif "start" in kinds:
-            yield RESTARTS, left
         elif self.after.step <= self.before.step or kinds & {"resume", "spike"}:
             yield BACK, left
         else:
             yield UNEXPLAINED, left
 
     def _across_a_stop(self, left: float) -> Iterator[tuple[str, float]]:
-        stop = next(event.time for event in self.events if event.kind == "stop")
+        ends = [event.time for event in self.events if event.kind == "stop"]
+        stop = ends[0] if ends else self.end - left
         start = max(event.time for event in self.events if event.kind == "start")
         starting = min(max(self.end - start, 0.0), left)
         stopped = min(max(start - stop, 0.0), left - starting)
@@ -143,8 +143,8 @@ def _gaps(steps: Sequence[StepRecord], events: Sequence[EventRecord]) -> Iterato
 
     Steps whose clocks overlap by a little, as after a correction of the clock, leave no gap.
     """
-    first = min([steps[0].begun, *(event.time for event in events)])
-    last = max([steps[-1].time or 0.0, *(event.time for event in events)])
+    marks = [event.time for event in events if event.kind in ("start", "restart", "stop")]
+    first, last = min([steps[0].begun, *marks]), max([steps[-1].time or 0.0, *marks])
     begin, before = first, None
     for step in [*steps, None]:
         end = step.begun if step else last

@@ -184,7 +184,7 @@ def refused(capsys: Captured, code: int, *words: str) -> str:
         (("run.toml", "--ranks", "3"), 3, "not for 3"),
         (("run.toml", "--set", "model.hiden=3"), 2, "did you mean hidden"),
         (("urn.toml",), 2, "did you mean run.toml"),
-        (("run.toml", "--data", "bok.txt"), 1, "does not exist"),
+        (("run.toml", "--data", "bok.txt"), 2, "does not exist"),
         (
             ("run.toml", "--data", "book.txt", "--set", "recipe.seq=4000"),
             1,
@@ -203,7 +203,7 @@ def refused(capsys: Captured, code: int, *words: str) -> str:
         (("deep.toml",), 2, "not a run file in TOML"),
         (("long.toml",), 2, "not a run file in TOML"),
         (("--set", "model.layers=1000000000000"), 3, "of memory"),
-        (("run.toml", "--data", "https://u:hunter2@host/x?token=hunter2"), 1, "u:***@host/x"),
+        (("run.toml", "--data", "https://u:hunter2@host/x?token=hunter2"), 2, "u:***@host/x"),
         (("run.toml", "--set", "recipe.batch=99999999999999"), 3, "a smaller recipe.batch"),
         (("--set", "model.name=deepseek-v3", "--layout", "dp=1"), 3, "TiB of memory"),
     ],

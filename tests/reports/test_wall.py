@@ -21,6 +21,7 @@ from phalanx.reports.wall import (
     VALIDATION,
     wall_clock,
 )
+from phalanx.trainer.run.goodput import goodput
 
 
 def step(number: int, time: float, seconds: float = 1.0, **rest: Any) -> StepRecord:
@@ -62,9 +63,32 @@ def test_time_in_which_a_run_was_stopped_is_not_its_wall_clock():
     assert found == {STEPS: 2.0, STARTING: 1.0, ENDING: 2.0, "stopped": 89.0}
 
 
-def test_a_launcher_that_was_killed_and_started_again_lost_that_time():
+def test_time_after_a_launcher_was_killed_belongs_to_whoever_starts_it_again():
     steps = [step(1, 11.0), step(2, 53.0)]
-    assert spent(steps, [event(10.0, "start"), event(50.0, "start")])[RESTARTS] == 41.0
+    found = spent(steps, [event(10.0, "start"), event(50.0, "start")])
+    assert found == {STEPS: 2.0, STARTING: 2.0, "stopped": 39.0}
+
+
+@pytest.mark.parametrize(
+    ("steps", "events"),
+    [
+        ([step(1, 11.0), step(2, 12.0)], [(10.0, "start"), (13.0, "stop")]),
+        ([step(1, 11.0), step(2, 33.0)], [(10.0, "start"), (20.0, "restart"), (31.5, "start")]),
+        ([step(1, 11.0), step(2, 53.0)], [(10.0, "start"), (50.0, "start")]),
+        (
+            [step(1, 11.0, skipped=True), step(2, 103.0, validation_seconds=0.5)],
+            [(10.0, "start"), (12.0, "stop"), (101.0, "start"), (104.0, "stop")],
+        ),
+    ],
+    ids=["plain", "restarted", "launcher killed", "stopped"],
+)
+def test_goodput_is_what_the_trainer_says(steps: list[StepRecord], events: list[tuple[float, str]]):
+    found = wall_clock(record(steps, [event(*each) for each in events]))
+    told = [{"time": time, "kind": kind} for time, kind in events]
+    ended = max([each.time for each in steps] + [time for time, _ in events])
+    theirs = goodput(told, [each._asdict() for each in steps], ended)
+    assert found.goodput == pytest.approx(theirs.share)
+    assert found.seconds == pytest.approx(theirs.wall)
 
 
 def test_a_rollback_a_validation_and_a_skipped_step_have_names():

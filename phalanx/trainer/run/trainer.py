@@ -69,6 +69,8 @@ def train(
     session = _begin_writing(session, run)
     session.reporter.on_start(describe_session(session, first))
     session.events.write("start", f"step {first} of {run.recipe.last_step}", step=first)
+    if session.directory:
+        session.meter.earlier, session.meter.began = session.directory.goodput(), time.time()
     done, interrupted = _steps(session, first, run.recipe.last_step)
     worker.heart.phase("end", SLOW_SECONDS)
     summary = finish(session, first, done, interrupted=interrupted)
@@ -265,6 +267,7 @@ def _save(session: Session, done: int) -> None:
             kept["skips"] = session.training.skips.to_json()
             state = progress(engine, done, kept)
             session.saver.save(done, own_pieces(engine), state)
+            session.meter.saves += 1
         faults.point("save.copied", step=done)
 
 
