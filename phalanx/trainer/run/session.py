@@ -29,6 +29,7 @@ from phalanx.trainer.run.report import Reporter, RunInfo, Silent
 from phalanx.trainer.run.rundir import RunDirectory
 from phalanx.trainer.run.saves import Saves
 from phalanx.trainer.run.shared import AT_HAND, PATIENCE, require_shared
+from phalanx.trainer.run.shares import StepShares
 from phalanx.trainer.run.state import own_pieces
 from phalanx.trainer.run.text import open_text
 from phalanx.trainer.run.worker import Worker
@@ -56,6 +57,7 @@ class Session:
         proof: for the summary.
         saves: what became of the saver's work; None where nothing is written.
         metrics: where each step is written; None where there is no directory.
+        shares: where the time of this rank's steps goes.
         went_back: why it went back to a checkpoint, each reason once.
         rolled_back: after which steps it went back before a spike.
         slow: what was told of stragglers.
@@ -78,6 +80,7 @@ class Session:
     proof: str = ""
     saves: Saves | None = None
     metrics: MetricsFile | None = None
+    shares: StepShares = field(default_factory=StepShares)
     went_back: set[str] = field(default_factory=set)
     rolled_back: list[int] = field(default_factory=list)
     slow: list[str] = field(default_factory=list)
