@@ -1,14 +1,14 @@
 """How much of the time that a run took has become training, and what the rest went to.
 
 Told from the run's own events and metrics, over all of its starts: the seconds of steps that stand
-in the metrics are training, each step once. Time between a stop and the next start belongs to
-whoever stopped it.
+in the metrics are training, each step once, but for those that moved no weights. Time between a
+stop and the next start belongs to whoever stopped it.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-RESTARTING, REPEATED = "restarting", "steps done twice"
+RESTARTING, REPEATED, SKIPPED = "restarting", "steps done twice", "skipped steps"
 VALIDATION, BETWEEN = "validation", "saves and reports"
 
 
@@ -57,13 +57,16 @@ def goodput(
     lines = list(steps)
     stretches, restarts = _stretches(events, [line["time"] for line in lines], now)
     training = 0.0
-    lost = {RESTARTING: sum(restarts), REPEATED: 0.0, VALIDATION: 0.0, BETWEEN: 0.0}
+    lost = dict.fromkeys((RESTARTING, REPEATED, SKIPPED, VALIDATION, BETWEEN), 0.0)
+    lost[RESTARTING] = sum(restarts)
     for stretch in stretches:
         within = [line for line in lines if stretch.begin < line["time"] <= stretch.end]
         busy = sum(line["seconds"] for line in within)
         validating = sum(line.get("validation_seconds") or 0.0 for line in within)
         rest = max(stretch.end - stretch.begin - busy - validating, 0.0)
-        training += busy
+        skipped = sum(line["seconds"] for line in within if line.get("skipped"))
+        training += busy - skipped
+        lost[SKIPPED] += skipped
         lost[VALIDATION] += validating
         lost[REPEATED if stretch.failed else BETWEEN] += rest
     told = {name: seconds for name, seconds in lost.items() if seconds > 0}

@@ -3,6 +3,7 @@
     runs/<name>/run.toml       every value, resolved
                 env.json       versions, hardware, layout, git commit
                 metrics.jsonl  one object per step
+                ranks.jsonl    where the time of some steps in a row went, by rank
                 timeline.json  opens in Perfetto
                 events.jsonl   one object for each thing that happened
                 checkpoints/   step-00000100/ ...
@@ -106,6 +107,11 @@ class RunDirectory:
     def events_file(self) -> Path:
         """One JSON object for each thing that happened; see events.py."""
         return self.path / "events.jsonl"
+
+    @property
+    def ranks_file(self) -> Path:
+        """One JSON object for some steps: where their time went, by rank; see shares.py."""
+        return self.path / "ranks.jsonl"
 
     @property
     def summary_file(self) -> Path:
