@@ -155,7 +155,8 @@ def _restarts(report: RunReport) -> Finding:
     repeated, restarting = (_wall_share(report, name) for name in (REPEATED, RESTARTING))
     count = report.wall.restarts if report.wall else 0
     evidence = (
-        f"{count} restart{'' if count == 1 else 's'}: {show_share(restarting)} of the clock to start again, "
+        f"{count} restart{'' if count == 1 else 's'}: {show_share(restarting)} of the clock to "
+        "start again, "
         f"{show_share(repeated)} for steps done twice"
     )
     if repeated + restarting < BETWEEN:
