@@ -15,6 +15,7 @@ from phalanx.schedules.layouts import layers_of_stages
 from phalanx.trainer.checkpoint import Saver
 from phalanx.trainer.engine.engine import Engine, build_engine
 from phalanx.trainer.guard.corruption import CorruptionWatch
+from phalanx.trainer.guard.repeat import PassRepeat
 from phalanx.trainer.guard.stragglers import StragglerWatch
 from phalanx.trainer.model.init import notes_on_weights
 from phalanx.trainer.parallel.mesh import Mesh, build_mesh
@@ -52,6 +53,7 @@ class Session:
         events: written and shown by rank 0; the others tell nobody.
         meter: of this session.
         watch: for silent corruption.
+        repeat: does passes twice.
         stragglers: compares this rank with the others.
         fence: the number of this start, on rank 0; a later one may not write before it has ended.
         proof: for the summary.
@@ -75,6 +77,7 @@ class Session:
     events: EventLog
     meter: Meter
     watch: CorruptionWatch
+    repeat: PassRepeat
     stragglers: StragglerWatch
     fence: int = 0
     proof: str = ""
@@ -123,6 +126,7 @@ def open_session(
         events=events,
         meter=Meter(run, find_peak(mesh, run.layout.precision), heart=worker.heart),
         watch=CorruptionWatch(engine),
+        repeat=PassRepeat(engine),
         stragglers=StragglerWatch(mesh, off=_times_say_nothing(worker)),
         saves=Saves(saver, events) if saver else None,
         metrics=MetricsFile(directory.metrics_file, events.note) if directory and main else None,

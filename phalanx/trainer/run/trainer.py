@@ -15,8 +15,9 @@ from phalanx.data.prefetch import Prefetcher
 from phalanx.trainer import faults
 from phalanx.trainer.engine.balance import ExpertLoad
 from phalanx.trainer.engine.step import train_step
+from phalanx.trainer.guard.corruption import Suspicion
 from phalanx.trainer.run.continuity import Resume, identity
-from phalanx.trainer.run.go_back import Back, go_back, is_spoiled, look
+from phalanx.trainer.run.go_back import Back, go_back, is_spoiled, look, suspected
 from phalanx.trainer.run.heartbeat import DATA_SECONDS, SLOW_SECONDS
 from phalanx.trainer.run.meter import Agreed, agree
 from phalanx.trainer.run.outcome import finish
@@ -149,7 +150,10 @@ def _take_steps(session: Session, first: int, last: int) -> StepsTaken:
             back = look(session, step) if session.watch.is_due(step) else None
             if back is not None:
                 return StepsTaken(step, back=back)
-            result = train_step(engine, step, batch)
+            twice = session.repeat.is_due(step)
+            result = session.repeat.step(step, batch) if twice else train_step(engine, step, batch)
+            if isinstance(result, Suspicion):
+                return StepsTaken(step, back=suspected(result, step))
             faults.point("step.after", step=step)
             # before ranks agree whether to stop: one whose data does not come can still say so
             heart.phase("data", DATA_SECONDS)
