@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from phalanx.api.plans import plan as plan
     from phalanx.api.publications import Published as Published
     from phalanx.api.publications import published as published
+    from phalanx.api.reports import doctor as doctor
+    from phalanx.api.reports import report as report
     from phalanx.api.schedules import schedule as schedule
     from phalanx.api.training import Summary as Summary
     from phalanx.api.training import train as train
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
     from phalanx.core.run import Recipe as Recipe
     from phalanx.core.run import Run as Run
     from phalanx.core.schedule import Schedule as Schedule
+    from phalanx.reports.finding import Findings as Findings
+    from phalanx.reports.report import RunReport as RunReport
 
 __version__ = "0.1.0"
 
@@ -55,6 +59,9 @@ _HOMES = {
     **dict.fromkeys(("plan", "Plan"), "phalanx.api.plans"),
     **dict.fromkeys(("published", "Published"), "phalanx.api.publications"),
     "Message": "phalanx.core.message",
+    **dict.fromkeys(("report", "doctor"), "phalanx.api.reports"),
+    "RunReport": "phalanx.reports.report",
+    "Findings": "phalanx.reports.finding",
     "schedule": "phalanx.api.schedules",
     **dict.fromkeys(("drill", "DrillReport"), "phalanx.api.drills"),
     **dict.fromkeys(("verify", "Verdict"), "phalanx.api.verification"),
@@ -76,6 +83,7 @@ __all__ = [
     "DrillReport",
     "DryRun",
     "Estimate",
+    "Findings",
     "Layout",
     "Message",
     "ModelShape",
@@ -85,18 +93,21 @@ __all__ = [
     "Recipe",
     "RefusedError",
     "Run",
+    "RunReport",
     "Schedule",
     "ScheduleError",
     "Summary",
     "UsageError",
     "Verdict",
     "checkpoints",
+    "doctor",
     "drill",
     "dry_run",
     "estimate",
     "messages",
     "plan",
     "published",
+    "report",
     "schedule",
     "train",
     "verify",

@@ -25,6 +25,20 @@ _CHECKPOINT = "step path bytes verified layout problem"
 _ERRORS = "count mean median p90 worst bias"
 
 
+_REPORT = (
+    "name directory layout device run_state last_step steps counted_steps source step_seconds "
+    "planned_step_seconds planned_step_seconds_80 terms[].name terms[].measured_seconds "
+    "terms[].planned_seconds terms[].share terms[].planned_parts{} terms[].why mfu hfu planned_mfu "
+    "flops_per_second_at_peak tokens_per_second peak_bytes planned_peak_bytes traffic[].axis "
+    "traffic[].collective traffic[].purpose traffic[].bytes traffic[].planned_bytes "
+    "traffic[].equal ranks[].rank ranks[].coordinates{} ranks[].compute_seconds "
+    "ranks[].waiting_seconds ranks[].over_peers wall_seconds stopped_seconds wall_terms[].name "
+    "wall_terms[].measured_seconds wall_terms[].share wall_terms[].why restarts skipped goodput "
+    "losses validations[].step validations[].loss validations[].seconds events[].time "
+    "events[].kind events[].step events[].rank events[].text notes"
+)
+
+
 def _under(prefix: str, names: str) -> str:
     return " ".join(f"{prefix}.{name}" for name in names.split())
 
@@ -123,13 +137,33 @@ _TEXTS: Mapping[str, str] = {
         "schema name directory layout parameters first_step last_step steps interrupted first_loss "
         "last_loss validation_loss bytes_per_token tokens seconds tokens_per_second "
         "flops_per_second mfu hfu convention averaged_steps validations time_split{} stragglers "
+        "goodput lost_seconds{} restart_seconds checkpoint_write_seconds "
         "peak_bytes checkpoints sample proof "
         "next_steps first_bits_per_byte last_bits_per_byte validation_bits_per_byte"
     ),
     "train, metrics.jsonl": (
         "step time loss grad_norm lr tokens seconds tokens_per_second flops_per_second mfu hfu "
-        "data_wait_seconds exposed_seconds{} peak_bytes skipped loss_scale expert_load "
+        "data_wait_seconds exposed_seconds{} peak_bytes skipped loss_scale expert_load goodput "
         "expert_dropped validation_loss validation_seconds"
+    ),
+    "report": f"schema {_REPORT}",
+    "report RUN RUN2": " ".join(
+        [
+            "schema difference_seconds",
+            _under("first", f"schema {_REPORT}"),
+            _under("second", f"schema {_REPORT}"),
+            _under(
+                "terms[]",
+                "name measured_seconds first_seconds difference_seconds planned_difference_seconds",
+            ),
+            _under("keys[]", "key first second"),
+        ]
+    ),
+    "doctor": " ".join(
+        [
+            "schema name notes",
+            _under("findings[]", "cause seen evidence change expected_gain"),
+        ]
     ),
     "checkpoints": " ".join(
         ["schema directory", _under("checkpoints[]", _CHECKPOINT), "set_aside"]

@@ -6,7 +6,7 @@ bookmark.
 phalanx explore
 phalanx explore --state 'v1&model=llama-3.1-405b&dp=16&tp=8&pp=16'
 phalanx explore runs/big runs/small
-phalanx explore --json --state 'v1&tp=16'
+phalanx explore --json --set tp=16 --set chip=tpu-v5p
 """
 
 import json
@@ -19,6 +19,8 @@ from phalanx.core.errors import PhalanxError, UsageError
 
 if TYPE_CHECKING:
     import socket
+
+    from phalanx.explore.state import State
 
 PORT = 8765
 HOST = "127.0.0.1"
@@ -48,6 +50,13 @@ def arguments(parser: ArgumentParser) -> None:
         help="where to begin: what stands behind ? in a link",
     )
     parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an input of the page, such as tp=16, B=3M, chip=tpu-v5p; may be given again",
+    )
+    parser.add_argument(
         "--json", action="store_true", help="print every record of the state, and serve nothing"
     )
 
@@ -57,7 +66,7 @@ def run(args: Namespace) -> int:
     # imported here, so that --help comes at once
     from phalanx.explore.state import State
 
-    state = State.parse(args.state.removeprefix("?"))
+    state = _with(State.parse(args.state.removeprefix("?")), args.set)
     if args.json:
         from phalanx.explore.board import Board
         from phalanx.explore.documents import state_document
@@ -91,6 +100,25 @@ def run(args: Namespace) -> int:
     )
     uvicorn.Server(config).run(sockets=[listening])
     return 0
+
+
+def _with(state: "State", pairs: list[str]) -> "State":
+    """The state with some inputs set.
+
+    Raises:
+        UsageError: nobody knows the input, or the value cannot be.
+    """
+    from phalanx.core.errors import unknown
+    from phalanx.explore.inputs import BY_KEY, read_value
+
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if key not in BY_KEY:
+            raise unknown("input", key, BY_KEY)
+        if not equals:
+            raise UsageError(f"--set {pair}: write {key}=value")
+        state = state.set({key: read_value(BY_KEY[key], text)})
+    return state
 
 
 def _listen(port: int) -> "socket.socket":

@@ -21,6 +21,8 @@ from phalanx.core.errors import PhalanxError, UsageError, unknown
 COMMANDS = {
     "train": "train a model, cut any way over data, tensor and pipeline",
     "verify": "prove that a layout takes the same steps as one device",
+    "report": "explain a run: where its time went, beside what was planned",
+    "doctor": "say what to change, on this machine or in a run that was done",
     "checkpoints": "list, verify, open and compare the checkpoints of a run",
     "drill": "injure a run, and compare it with the undisturbed one",
     "convert": "write a trained model as Hugging Face Transformers reads it",

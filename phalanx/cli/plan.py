@@ -73,6 +73,12 @@ def _add_campaign(parser: ArgumentParser) -> None:
         help="from a failure to the first new step (default %(default).0f)",
     )
     group.add_argument(
+        "--measured",
+        metavar="RUN",
+        type=Path,
+        help="take --restart and --storage from what a run has measured, in its summary.json",
+    )
+    group.add_argument(
         "--storage",
         metavar="RATE",
         help="bytes per second for checkpoints: 500GB (default 122MB per device, 2TB at the most)",
@@ -114,6 +120,7 @@ def _require_sense(args: Namespace) -> None:
         "--storage": args.storage,
         "--device-hours": args.device_hours != DEVICE_HOURS_PER_FAILURE,
         "--restart": args.restart != RESTART_SECONDS,
+        "--measured": args.measured is not None,
     }
     alone = [option for option, given in conditions.items() if given]
     if alone and args.train_tokens is None:
@@ -143,6 +150,10 @@ def _plan(args: Namespace) -> "Plan":
         storage=parse_bytes(args.storage, "--storage") if args.storage else 0.0,
         price=args.price,
     )
+    if args.measured is not None:
+        from phalanx.api.measured import measured_conditions
+
+        conditions = measured_conditions(args.measured, conditions)
     found = plan(
         args.model, args.cluster, tokens=args.tokens, batch=args.batch, seq=args.seq, **options
     )

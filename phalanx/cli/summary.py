@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from phalanx.core.units import show_bytes, show_count, show_rate, show_seconds
+from phalanx.core.units import show_bytes, show_count, show_rate, show_seconds, show_share
 from phalanx.trainer.run.report import RunInfo, Summary
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -76,6 +76,8 @@ def _panel(summary: Summary) -> Panel:
         facts.add_row("", Text(summary.convention, style="dim"))
     if summary.time_split:
         facts.add_row("time", _time_split(summary.time_split))
+    if summary.goodput is not None and summary.lost_seconds:
+        facts.add_row("goodput", _goodput(summary))
     for line in summary.stragglers:
         facts.add_row("slow", line)
     if summary.peak_bytes:
@@ -161,6 +163,13 @@ def _speed(summary: Summary) -> str:
     if summary.mfu is not None and summary.hfu is not None:
         pieces.append(f"MFU {summary.mfu:.1%}, HFU {summary.hfu:.1%}")
     return "; ".join(pieces)
+
+
+def _goodput(summary: Summary) -> str:
+    """How much of the time of all starts was training, and what most of the rest went to."""
+    worst = sorted(summary.lost_seconds.items(), key=lambda item: -item[1])[:3]
+    lost = ", ".join(f"{name} {show_seconds(seconds)}" for name, seconds in worst)
+    return f"{show_share(summary.goodput or 0.0)} of the time was training; lost: {lost}"
 
 
 def _time_split(split: Mapping[str, float]) -> Table:

@@ -89,6 +89,8 @@ class Recipe:
         spike_window: batches up to a spike that a rollback skips.
         check_every: steps between two looks for silent corruption, by checksums of what several
             ranks hold alike and of what lies at rest; 0 never looks. Each save is preceded by one.
+        repeat_every: steps between two whose forward and backward passes are done twice and
+            compared bit for bit, which finds wrong arithmetic; 0 never does.
         straggler: what to do about a rank whose own work takes longer than that of its peers:
             tell; save and stop, so that the run can go on without its machine; or not look (off).
         evaluate_every: steps between validations; 0 validates only at the end.
@@ -131,6 +133,7 @@ class Recipe:
     spike: Spike = "tell"
     spike_window: int = 100
     check_every: int = 100
+    repeat_every: int = 0
     straggler: StragglerPolicy = "tell"
     evaluate_every: int = 0
     evaluate_batches: int = 4
@@ -145,7 +148,8 @@ class Recipe:
             _at_least(f"recipe.{key}", getattr(self, key), 0)
         for key in ("evaluate_batches", "sample_tokens", "decay_from", "max_restarts"):
             _at_least(f"recipe.{key}", getattr(self, key), 0)
-        _at_least("recipe.check_every", self.check_every, 0)
+        for key in ("check_every", "repeat_every"):
+            _at_least(f"recipe.{key}", getattr(self, key), 0)
         for key in ("learning_rate", "weight_decay", "clip", "eps", "init_std"):
             _at_least(f"recipe.{key}", getattr(self, key), 0.0)
         for key in ("balance_loss", "balance_speed", "capacity", "grace"):

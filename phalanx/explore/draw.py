@@ -174,6 +174,11 @@ def _mark(mark: Mark) -> str:
     return f'{halo}<circle cx="{x}" cy="{y}" r="6" class="c-{mark.colour} dot"/>'
 
 
+def head_cell(text: str) -> str:
+    """A header of a column; a column without one has an empty cell."""
+    return f'<th scope="col">{escape(text)}</th>' if text else "<td></td>"
+
+
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> str:
     """The table behind a picture.
 
@@ -182,7 +187,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -
         rows: of cells.
         caption: what it is about.
     """
-    head = "".join(f'<th scope="col">{escape(text)}</th>' for text in headers)
+    head = "".join(head_cell(text) for text in headers)
     body = "".join(
         "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows
     )

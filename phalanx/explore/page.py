@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import NamedTuple
 
 from phalanx import __version__
-from phalanx.explore.draw import table
+from phalanx.explore.draw import head_cell, table
 from phalanx.explore.inputs import BY_KEY, INPUTS, Input, Value, show_plain
 from phalanx.explore.presets import STATES
 from phalanx.explore.records import Picture, Record, show
@@ -219,7 +219,7 @@ def rows_html(picture: Picture) -> str:
         picture: rows; the first cell is the name, the last whether it is loaded.
     """
     key = LOADS[picture.id]
-    head = "".join(f'<th scope="col">{escape(text)}</th>' for text in HEADERS[picture.id])
+    head = "".join(head_cell(text) for text in HEADERS[picture.id])
     body = ""
     for name, *cells, loaded in picture.rows:
         mark = ' class="loaded"' if loaded else ""

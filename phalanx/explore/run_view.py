@@ -133,7 +133,7 @@ def _curves(runs: Sequence[RunFolder], keys: Sequence[tuple[str, bool]], unit: s
             at = [(step / last, (value - low) / (high - low)) for step, value in found]
             name = f"{run.name}: {key.replace('_', ' ')}" if found else ""
             curves.append(Curve(at, f"d{place % 8}", name, dashed))
-            if dashed or len(at) == 1:
+            if key.startswith("validation") or len(at) == 1:
                 marks += [Mark(x, f"d{place % 8}", "", y) for x, y in at[-40:]]
     xs = [Tick(i / 4, f"{last * i / 4:,.0f}") for i in range(5)]
     ys = [
@@ -190,16 +190,23 @@ def _colour(name: str) -> str:
 
 
 def _memory(runs: Sequence[RunFolder]) -> str:
-    sizes = [(run.name, newest(run, "peak_bytes")) for run in runs]
-    longest = max((size for _, size in sizes if size), default=0.0)
+    """Most bytes of any rank, and under it what was planned, where the run file names a cluster."""
+    sizes = [(run.name, "weights", newest(run, "peak_bytes")) for run in runs]
+    sizes += [(f"{run.name}, planned", "reserve", run.planned) for run in runs if run.planned]
+    longest = max((size for *_, size in sizes if size), default=0.0)
     if not longest:
         return ""
     rows = [
-        Bar(name, [BarPiece(size / longest, "weights")], show_bytes(size))
-        for name, size in sizes
+        Bar(n, [BarPiece(size / longest, colour)], show_bytes(size))
+        for n, colour, size in sizes
         if size
     ]
-    return _figure("most bytes that any rank held", bars(rows), "")
+    note = (
+        ""
+        if any(run.planned for run in runs)
+        else '<p class="fine">No run file here names a cluster, so there is no plan to hold against.</p>'
+    )
+    return _figure("most bytes that any rank held", bars(rows), "") + note
 
 
 def _events(runs: Sequence[RunFolder]) -> str:
@@ -230,12 +237,13 @@ def _timeline(run: RunFolder) -> str:
     """The measured timeline, and under it the planned one of the same schedule, each to its own length."""
     if not run.spans:
         return ""
-    first = min(span.start for span in run.spans)
-    whole = max(span.start + span.seconds for span in run.spans) - first or 1.0
-    ranks = sorted({span.rank for span in run.spans})[:32]
-    measured = _rows([s for s in run.spans if s.rank in ranks], ranks, first, whole)
+    spans = _one_step(run.spans)
+    first = min(span.start for span in spans)
+    whole = max(span.start + span.seconds for span in spans) - first or 1.0
+    ranks = sorted({span.rank for span in spans})[:32]
+    measured = _rows([s for s in spans if s.rank in ranks], ranks, first, whole)
     head = f"{run.name}: what each rank did in {show_seconds(whole)}, measured"
-    planned = _planned(run.layout, run.spans)
+    planned = _planned(run.layout, spans)
     names = [
         ("forward", "f"),
         ("backward", "b"),
@@ -245,6 +253,15 @@ def _timeline(run: RunFolder) -> str:
         ("else", "reserve"),
     ]
     return _figure(head, f"{measured}{planned}{legend(names)}", "")
+
+
+def _one_step(spans: Sequence[RanSpan]) -> list[RanSpan]:
+    """Spans until the first rank begins its first pass again: one step of the few that were traced."""
+    passes = sorted(
+        (s for s in spans if re.fullmatch(r"[0-9]+F[0-9]+", s.name)), key=lambda s: s.start
+    )
+    again = [s.start for s in passes if (s.rank, s.name) == (passes[0].rank, passes[0].name)]
+    return [s for s in spans if s.start < again[1]] if len(again) > 1 else list(spans)
 
 
 def _rows(spans: Sequence[RanSpan], ranks: Sequence[int], first: float, whole: float) -> str:

@@ -82,8 +82,13 @@ def ranking(found: Plan) -> str:
         f"{document['candidates']:,} layouts divide the {document['devices']:,} chips and the batch; "
         f"{document['feasible']:,} fit. Searched in {document['seconds']:.1f} s."
     )
+    winner = (
+        f'<div class="best"><h4>The fastest</h4><p><code>{escape(best["layout"])}</code><br>'
+        f"{show_seconds(best['step_seconds'])} a step, MFU {show_share(best['mfu'])}, {show_bytes(best['peak_bytes'])} of "
+        f"{show_bytes(document['capacity_bytes'])}; it spends most on {escape('; '.join(best['reasons'][:2]))}.</p>{_load(best['layout'])}</div>"
+    )
     return (
-        f'<p>{heading}</p>{_why(document)}<div class="scroll"><table class="ranking"><caption>the best layout of each mesh, fastest '
+        f'<p>{heading}</p>{winner}{_why(document)}<div class="scroll"><table class="ranking"><caption>the best layout of each mesh, fastest '
         'first</caption><thead><tr><th scope="col">#</th><th scope="col" class="text">layout</th><th scope="col">step</th>'
         '<th scope="col">MFU</th><th scope="col">memory</th><th scope="col" class="text">why</th><th></th></tr></thead>'
         f"<tbody>{rows}</tbody></table></div>{_terms(best)}{_textbook(document)}"

@@ -29,6 +29,7 @@ PUBLIC = {
         "drill",
         "dry_run",
     ),
+    *("report", "doctor", "RunReport", "Findings"),
     *("Layout", "ModelShape", "Cluster", "Run", "Recipe", "Schedule", "Message"),
     *("Plan", "Estimate", "Verdict", "Summary", "Published", "CheckpointList"),
     *("DrillReport", "DryRun"),
@@ -71,7 +72,8 @@ def test_planning_brings_no_torch():
     code = (
         "import phalanx; phalanx.estimate('llama-3.1-8b', 'h100x8', 'tp=8', batch=8, seq=1024); "
         "phalanx.schedule('1f1b', 2, 2); phalanx.messages('gpt-3-175b', 'tp=8', batch=1, seq=64); "
-        "phalanx.plan, phalanx.published; phalanx.checkpoints('.')"
+        "phalanx.plan, phalanx.published; phalanx.checkpoints('.'); "
+        "phalanx.report('tests/reports/recorded'), phalanx.doctor('tests/reports/recorded')"
     )
     assert "torch" not in loaded(code)
 
@@ -171,8 +173,10 @@ def test_a_wrong_argument_is_answered_with_what_works(call, words: str):
         lambda: phalanx.schedule("zb-h1", 4, 8),
         lambda: phalanx.published(ROOT / "benchmarks" / "published" / "runs_fit.csv"),
         lambda: phalanx.verify("tp=2", steps=1),
+        lambda: phalanx.report(ROOT / "tests" / "reports" / "recorded"),
+        lambda: phalanx.doctor(ROOT / "tests" / "reports" / "recorded"),
     ],
-    ids=["estimate", "plan", "schedule", "published", "verify"],
+    ids=["estimate", "plan", "schedule", "published", "verify", "report", "doctor"],
 )
 def test_every_result_is_a_document_and_a_table(result):
     found = result()
@@ -196,6 +200,8 @@ def test_every_result_is_a_document_and_a_table(result):
         lambda: phalanx.plan("gpt2", "h100x8", batch=8, memory=[3]),
         lambda: phalanx.plan("gpt2", "h100x8", batch="8"),
         lambda: phalanx.published(3),
+        lambda: phalanx.report(3),
+        lambda: phalanx.doctor(3),
         lambda: phalanx.schedule("1f1b", "4", 8),
         lambda: phalanx.schedule(3, 4, 8),
         lambda: phalanx.schedule("1f1b", 4, 8, costs={"F": "x"}),

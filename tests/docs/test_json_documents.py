@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import MISSING, fields, replace
@@ -21,6 +22,7 @@ from phalanx.trainer.run.report import StepMetrics
 
 HOME = tempfile.TemporaryDirectory(prefix="phalanx-", ignore_cleanup_errors=True)
 SAVED = HOME.name
+RECORDED = str(ROOT / "tests" / "reports" / "recorded")
 PUBLISHED = ROOT / "benchmarks" / "published" / "runs_validate.csv"
 PLAN = ("plan", "llama-3.1-8b", "h100x64", "--tokens", "1Mi")
 ASKED = {  # command lines whose documents have between them every field
@@ -35,6 +37,9 @@ ASKED = {  # command lines whose documents have between them every field
     "published": [("published", str(PUBLISHED))],
     "schedule": [("schedule", "interleaved", "-p", "2", "-m", "4")],
     "verify": [("verify", "--layout", "tp=2", "--steps", "1")],
+    "report": [("report", RECORDED)],
+    "report RUN RUN2": [("report", RECORDED, str(Path(SAVED) / "other"))],
+    "doctor": [("doctor", RECORDED), ("doctor",)],
     "drill": [("drill", str(Path(SAVED) / "drill.toml"), "--faults", "crash", "--steps", "6")],
     "checkpoints": [("checkpoints", SAVED)],
     "checkpoints --show": [("checkpoints", SAVED, "--show", "1")],
@@ -67,6 +72,9 @@ def saved() -> Iterator[None]:
             data = torch.full((4,), step)
             saver.save(step, [Piece("w", "weight", (4,), (0,), (4,), 0, 4, data)], {"batch": step})
             saver.wait()
+        other = shutil.copytree(RECORDED, Path(SAVED) / "other")
+        file = other / "run.toml"
+        file.write_text(file.read_text().replace("batch = 8", "batch = 16"))
         (Path(SAVED) / "checkpoints" / "corrupt-step-00000001").mkdir()
         (Path(SAVED) / "drill.toml").write_text(DRILLED)
         yield

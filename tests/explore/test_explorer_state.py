@@ -1,10 +1,17 @@
+import colorsys
 import random
+import re
+from importlib.resources import files
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from phalanx.cli.main import main
+from phalanx.cli.plan_screen import CLASSES
 from phalanx.core.errors import UsageError
+from phalanx.core.message import Axis
 from phalanx.explore.inputs import BY_KEY, INPUTS, fraction_of, nudged, read_value
 from phalanx.explore.state import State
 
@@ -93,3 +100,34 @@ def test_a_step_up_is_more_and_a_step_down_is_less(item):
         assert nudged(item, value, 1) > value
     if value > item.low:
         assert nudged(item, value, -1) < value
+
+
+def test_the_command_sets_any_input_and_refuses_what_cannot_be(capsys: pytest.CaptureFixture[str]):
+    words = ["explore", "--json", "--set", "tp=16", "--set", "B=3M", "--set", "chip=tpu-v5p"]
+    assert main(words) == 0
+    assert '"state": "v1&chip=tpu-v5p&B=3000000&tp=16"' in capsys.readouterr().out
+    assert main(["explore", "--set", "tq=16"]) == 2
+    assert "did you mean tp" in capsys.readouterr().err
+    assert main(["explore", "--set", "tp=many"]) == 2
+    assert main(["explore", "--state", "v1&tp=many"]) == 2
+
+
+@pytest.mark.parametrize("name", [*CLASSES, *get_args(Axis)])
+def test_every_axis_and_class_of_memory_has_a_colour_in_both_themes(name: str):
+    style = (files("phalanx.explore") / "static" / "style.css").read_text()
+    light, _, dark = style.partition("prefers-color-scheme: dark")
+    assert f"--{name}: #" in light
+    assert f"--{name}: #" in dark
+    assert f".c-{name} {{" in style
+
+
+def test_the_page_has_the_terminals_hues_for_classes_of_memory():
+    style = (files("phalanx.explore") / "static" / "style.css").read_text()
+    hues = {"blue": 215, "cyan": 186, "magenta": 310, "yellow": 45, "red": 5, "green": 121}
+    for name, (_, colour) in CLASSES.items():
+        if colour not in hues:
+            continue
+        found = re.search(rf"--{name}: #(\w\w)(\w\w)(\w\w)", style)
+        red, green, blue = (int(part, 16) / 255 for part in found.groups())
+        hue = 360 * colorsys.rgb_to_hsv(red, green, blue)[0]
+        assert min(abs(hue - hues[colour]), 360 - abs(hue - hues[colour])) < 15, name

@@ -17,7 +17,7 @@ from phalanx.schedules.layouts import layers_of_stages
 SECTION = f"{BOOK}, Pipelining"
 MOST_CELLS = 1500  # of a drawing; more are sent as columns, to a canvas
 ROW, CURVE = 18, 11  # pixels of a rank, and of its curve of memory
-WIDE = 0.016  # share of the width that a number needs
+WIDE = 0.02  # share of the width that a digit needs, in half a page
 MEANINGS = (("forward", "f"), ("backward", "b"), ("input gradient", "i"), ("weight gradient", "w"))
 
 
@@ -179,7 +179,7 @@ def _svg(found: Drawn, height: int) -> str:
         paths[cell.colour] += (
             f"M{1e4 * cell.start:.0f} {top}h{1e4 * cell.width:.0f}v{ROW - 2}H{1e4 * cell.start:.0f}z"
         )
-        if cell.width >= WIDE:
+        if cell.width >= WIDE * len(str(cell.microbatch)):
             at = percent(cell.start + cell.width / 2)
             texts.append(
                 f'<text x="{at}" y="{top + 12}" text-anchor="middle">{cell.microbatch}</text>'

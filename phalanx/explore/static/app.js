@@ -5,9 +5,10 @@ import { Live } from "./live.js";
 import { runs } from "./runs.js";
 import { scrubbers } from "./scrub.js";
 import { timelines } from "./timeline.js";
+import { tour } from "./tour.js";
 
 const RESTS = 350; // milliseconds after which keys count as one change
-const ICONS = { good: "✓", bad: "✕", note: "→" };
+/** @type {Record<string, string>} */ const ICONS = { good: "✓", bad: "✕", note: "→" };
 const body = document.body;
 const say = /** @type {HTMLElement} */ (document.getElementById("said"));
 const notice = /** @type {HTMLElement} */ (document.getElementById("notice"));
@@ -34,8 +35,8 @@ function index() {
   }
 }
 
-/** @param {any} extra @param {string} base */
-function request(extra = {}, base = page.state) {
+/** @param {any} extra @param {string | undefined} base where an edit begins; else the state when it is sent */
+function request(extra = {}, base = undefined) {
   const asked = { state: base, see: [...page.see], open: [...page.open], ...extra };
   if (card.id) asked.why = card.id;
   if (page.pin !== null) asked.pin = page.pin;
@@ -132,23 +133,25 @@ function settle() {
   if (held) remember(held.base);
 }
 
-/** @param {string} before */
-function remember(before) {
-  const write = () => {
-    if (before === page.state) return;
-    page.undo.push(before);
-    page.redo = [];
-    address();
-  };
-  if (live.waiting || live.next) document.addEventListener("phalanx:reply", write, { once: true });
-  else write();
+/** One entry of history, once every answer is there. @param {string} before */
+async function remember(before) {
+  await idle();
+  if (before === page.state) return;
+  page.undo.push(before);
+  page.redo = [];
+  address();
+}
+
+/** Wait until nothing is asked any more. */
+async function idle() {
+  while (live.waiting || live.next) await next();
 }
 
 function address() {
   history.replaceState(null, "", location.pathname + (page.state ? `?${page.state}` : "") + location.hash);
-  for (const name of ["undo", "redo"]) {
+  for (const [name, entries] of [["undo", page.undo], ["redo", page.redo]]) {
     const button = document.querySelector(`[data-do="${name}"]`);
-    if (button instanceof HTMLButtonElement) button.disabled = !page[name].length;
+    if (button instanceof HTMLButtonElement) button.disabled = !entries.length;
   }
 }
 
@@ -161,11 +164,12 @@ function change(edit) {
 }
 
 /** @param {string} query @param {string[]} from @param {string[]} to */
-function jump(query, from, to) {
+async function jump(query, from, to) {
   to.push(page.state);
   page.state = query;
   request();
-  document.addEventListener("phalanx:reply", address, { once: true });
+  await idle();
+  address();
 }
 
 /** A "Try": sets some inputs, then drags one. @param {string} script */
@@ -177,7 +181,7 @@ async function attempt(script) {
   const drags = parts.filter((part) => !part.includes("="));
   if (sets) {
     request({ edit: { set: sets } });
-    await next();
+    await idle();
   }
   for (const part of drags) {
     const [key, steps] = part.split(":");
@@ -193,7 +197,7 @@ async function drag(key, steps) {
   const frames = still ? 1 : Math.min(Math.abs(steps), 40);
   for (let frame = 1; frame <= frames; frame += 1) {
     request({ edit: { steps: [key, Math.round((steps * frame) / frames)] } }, base);
-    await next();
+    await idle();
     if (!still) await new Promise((done) => setTimeout(done, 1400 / frames));
   }
   for (const place of places.get("i" + key) || []) place.classList.remove("held");
@@ -220,6 +224,7 @@ async function copy(text, button, what) {
   setTimeout(() => (button.textContent = name), 1200);
 }
 
+/** @type {Record<string, (button: HTMLElement) => unknown>} */
 const tools = {
   undo: () => page.undo.length && jump(/** @type {string} */ (page.undo.pop()), page.undo, page.redo),
   redo: () => page.redo.length && jump(/** @type {string} */ (page.redo.pop()), page.redo, page.undo),
@@ -228,7 +233,7 @@ const tools = {
     page.undo.push(page.state);
     page.state = "";
     request();
-    document.addEventListener("phalanx:reply", address, { once: true });
+    idle().then(address);
   },
   pin: (/** @type {HTMLElement} */ button) => {
     page.pin = page.pin === null ? page.state : null;
@@ -238,6 +243,7 @@ const tools = {
   },
   link: (/** @type {HTMLElement} */ button) => copy(location.origin + location.pathname + (page.state ? `?${page.state}` : ""), button, "link"),
   command: async (/** @type {HTMLElement} */ button) => copy(await text("command"), button, "command"),
+  tour: () => tour(/** @type {HTMLElement} */ (document.getElementById("card"))),
   search: () => search(),
   stop: () => searching?.abort(),
   runfile: async (/** @type {HTMLElement} */ button) => copy(await text("run"), button, "run file"),
@@ -256,10 +262,10 @@ async function search() {
   line.textContent = "searching";
   try {
     const answer = await fetch(`api/v1/plan?${page.state}`, { signal: mine.signal });
-    const reader = /** @type {ReadableStream<Uint8Array>} */ (answer.body).pipeThrough(new TextDecoderStream()).getReader();
+    const reader = /** @type {ReadableStream<Uint8Array>} */ (answer.body).getReader(), decoder = new TextDecoder();
     let text = "";
     for (let part = await reader.read(); !part.done; part = await reader.read()) {
-      text += part.value;
+      text += decoder.decode(part.value, { stream: true });
       for (let end = text.indexOf("\n"); end >= 0; end = text.indexOf("\n")) {
         told(JSON.parse(text.slice(0, end)), line, place);
         text = text.slice(end + 1);
@@ -315,8 +321,7 @@ document.addEventListener("keydown", (event) => {
   const typing = event.target instanceof HTMLInputElement || event.target instanceof HTMLTextAreaElement;
   if (typing || !(event.ctrlKey || event.metaKey) || event.key.toLowerCase() !== "z") return;
   event.preventDefault();
-  if (event.shiftKey) tools.redo();
-  else tools.undo();
+  tools[event.shiftKey ? "redo" : "undo"](body);
 });
 
 document.addEventListener("submit", async (event) => {
@@ -363,7 +368,7 @@ document.addEventListener("pointerdown", (event) => {
 const live = new Live(apply, (up) => {
   /** @type {HTMLElement} */ (document.getElementById("offline")).hidden = up;
   if (up) body.dataset.ready = "";
-});
+}, () => page.state);
 index();
 scrubbers(body, {
   begin, move, nudge, end: settle,

@@ -1,9 +1,10 @@
 // One socket, one request in flight, the newest state wins.
 
 export class Live {
-  /** @param {(reply: any) => void} apply @param {(up: boolean) => void} online */
-  constructor(apply, online) {
+  /** @param {(reply: any) => void} apply @param {(up: boolean) => void} online @param {() => string} state */
+  constructor(apply, online, state) {
     this.apply = apply;
+    this.state = state; // as it is when a request leaves
     this.online = online;
     /** @type {any} */ this.next = null;
     this.waiting = false;
@@ -34,16 +35,17 @@ export class Live {
     });
   }
 
-  /** @param {any} request */
+  /** An edit that waits is not lost to a request without one. @param {any} request */
   send(request) {
-    this.next = request;
+    const waits = this.next?.edit && !request.edit ? { edit: this.next.edit, state: this.next.state } : {};
+    this.next = { ...request, ...waits };
     this.pump();
   }
 
   pump() {
     if (this.waiting || !this.next || this.socket?.readyState !== WebSocket.OPEN) return;
     this.number += 1;
-    this.socket.send(JSON.stringify({ n: this.number, ...this.next }));
+    this.socket.send(JSON.stringify({ n: this.number, ...this.next, state: this.next.state ?? this.state() }));
     this.next = null;
     this.waiting = true;
   }

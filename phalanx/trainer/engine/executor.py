@@ -87,7 +87,8 @@ class Executor:
                 raise ActionError(self.wire.group.index, self.row, place, error) from error
             if loss is not None:
                 losses.append(loss)
-        self.wire.finish()
+        with self.recorder.span("finish", "communicate"):
+            self.wire.finish()
         return losses
 
     def infer(self, batch: MicroBatch) -> Tensor | None:
@@ -123,9 +124,11 @@ class Executor:
             case Kind.WEIGHT_GRAD:
                 self._weight_grad(action)
             case Kind.SEND_FORWARD | Kind.SEND_BACKWARD:
-                self.wire.send(action, self._ready.pop(action))
+                with self.recorder.span(str(action), "communicate"):
+                    self.wire.send(action, self._ready.pop(action))
             case Kind.RECV_FORWARD | Kind.RECV_BACKWARD:
-                self.wire.expect(action)
+                with self.recorder.span(str(action), "communicate"):
+                    self.wire.expect(action)
             case Kind.REDUCE:
                 self.stages[action.stage].reducer.enable()
         return None

@@ -70,8 +70,9 @@ def passes(engine: Engine, step: int, batch: Batch) -> PendingScalar:
     Returns:
         The loss of the global batch, nats per valid token, on its way; the same on every rank.
     """
-    batches = micro_batches(engine, step, batch)
-    valid = count_valid(engine, batches, each=engine.rule.each_micro_batch)
+    with engine.recorder.span("micro-batches", "data"):
+        batches = micro_batches(engine, step, batch)
+        valid = count_valid(engine, batches, each=engine.rule.each_micro_batch)
     engine.arithmetic.history.begin_step()
     losses = engine.executor.run(batches, engine.loss_scale.value / valid)
     with engine.recorder.span("reduce", "communicate"):

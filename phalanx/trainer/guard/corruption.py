@@ -8,8 +8,8 @@ Two looks, both by checksums of eight bytes, which any one flipped bit changes:
               HSDP, what tp leaves whole) have the same checksums; the few that differ from most are
               to blame, and where there is no majority all of them are named
 
-What neither shows is not found: a wrong product or a wrong gradient, from which every rank learns
-alike.
+What neither shows, a wrong product or a wrong gradient from which every rank learns alike, may be
+found by doing passes again: see `repeat.py`.
 """
 
 from collections import Counter
@@ -25,6 +25,7 @@ from phalanx.trainer.engine.engine import Engine
 from phalanx.trainer.engine.unit import Slot
 from phalanx.trainer.parallel.comm import Group
 from phalanx.trainer.parallel.data import ShardedUnit
+from phalanx.trainer.parallel.mesh import Mesh
 
 _COLUMNS = 1024
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
@@ -105,18 +106,8 @@ class CorruptionWatch:
         Returns:
             None where nothing is wrong.
         """
-        device, world = self._engine.mesh.device, self._engine.mesh.world
         mine, differing = self._changed_at_rest(), self._unlike_copies()
-        suspicion = mine or differing
-        flag = torch.tensor(float(suspicion is not None), device=device)
-        world.all_reduce(flag, "suspicion", largest=True).wait()
-        if not flag.item():
-            return None
-        found: list[tuple[Suspicion | None, bool]] = [(suspicion, mine is not None)]
-        if world.size > 1:
-            found *= world.size
-            dist.all_gather_object(found, (suspicion, mine is not None))
-        return _agreed(found)
+        return agree_on(self._engine.mesh, mine or differing, certain=mine is not None)
 
     def _changed_at_rest(self) -> Suspicion | None:
         left, self._left = self._left, []
@@ -207,10 +198,30 @@ def blame(row: Sequence[int], ranks: Sequence[int]) -> tuple[int, ...]:
     return tuple(rank for rank, held in zip(ranks, row, strict=True) if held != value)
 
 
-def _agreed(found: Sequence[tuple[Suspicion | None, bool]]) -> Suspicion | None:
-    """What all ranks make of what each has seen: what is certain first, then the fewest names."""
-    seen = [(not certain, len(one.ranks), one) for one, certain in found if one is not None]
-    return min(seen)[2] if seen else None
+def agree_on(mesh: Mesh, mine: Suspicion | None, *, certain: bool) -> Suspicion | None:
+    """Let all ranks know what any of them suspects; every rank calls it.
+
+    Args:
+        mesh: all ranks.
+        mine: what this one suspects.
+        certain: it is this rank itself that is wrong, and no other.
+
+    Returns:
+        What is certain before what is not. Where several ranks suspect something of which none is
+        certain, all that they name, of whoever names the fewest.
+    """
+    flag = torch.tensor(float(mine is not None), device=mesh.device)
+    mesh.world.all_reduce(flag, "suspicion", largest=True).wait()
+    if not flag.item():
+        return None
+    found: list[tuple[Suspicion | None, bool]] = [(mine, certain)]
+    if mesh.world.size > 1:
+        found *= mesh.world.size
+        dist.all_gather_object(found, (mine, certain))
+    seen = [(not sure, len(one.ranks), one) for one, sure in found if one is not None]
+    uncertain, names, best = min(seen)
+    alike = [one.ranks for *key, one in seen if key == [uncertain, names] and one.what == best.what]
+    return best._replace(ranks=tuple(sorted({rank for ranks in alike for rank in ranks})))
 
 
 def _is_shared(slot: Slot, parts: int) -> bool:

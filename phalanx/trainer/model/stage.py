@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from phalanx.core.run import Recipe, Run
 from phalanx.schedules.layouts import layers_of_stages, placement
+from phalanx.trainer import faults
 from phalanx.trainer.engine.offload import HostBuffers, memory_of
 from phalanx.trainer.engine.saved import SavedTensors
 from phalanx.trainer.engine.unit import Source, Unit
@@ -80,6 +81,7 @@ class Stage:
         for segment in self._segments():
             with self.saved.watching():
                 y = self._segment(segment, y, batch, logits=logits)
+            faults.point("forward", tensors=partial(dict, activation=y))
         if y is None:
             raise ValueError(f"stage {self.index} has no parts")
         self.saved.free(x)

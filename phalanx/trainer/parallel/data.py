@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from phalanx.trainer import faults
 from phalanx.trainer.engine.offload import Memory, OnDevice
 from phalanx.trainer.engine.unit import Unit
 from phalanx.trainer.engine.weight_gradients import Deferred, ReadyGradient
@@ -29,6 +30,7 @@ class ShardedUnit:
         memory: where master weights and reduced gradients live.
         tied: whether the same weights also live on the other end of the pipeline.
         on_complete: called when the current backward has passed every parameter of the unit.
+        on_reduce: called with the whole gradient of this rank before it is reduced.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class ShardedUnit:
         self._gathering: Pending | None = None
         self._present = True
         self.on_complete: Callable[[], None] = lambda: None
+        self.on_reduce: Callable[[Tensor], None] | None = None
 
     @property
     def complete(self) -> bool:
@@ -164,6 +167,9 @@ class ShardedUnit:
         """Start to add up what has accumulated, over tensor- and data-parallel ranks."""
         self._fill_missing()
         whole = self._whole_grad
+        faults.point("reduce", tensors=lambda: {f"gradient:{self.unit.name}": whole})
+        if self.on_reduce is not None:
+            self.on_reduce(whole)
         partial = whole[: self.unit.tp_reduce_stop]
         if partial.numel():
             self.mesh.tensor.all_reduce(partial, "partial gradients").wait()

@@ -11,6 +11,7 @@ from phalanx.trainer.checkpoint import Checkpoint
 from phalanx.trainer.checkpoint.check import set_aside, verify
 from phalanx.trainer.checkpoint.manifest import DamagedError
 from phalanx.trainer.checkpoint.names import abandon_after, steps
+from phalanx.trainer.guard.corruption import Suspicion
 from phalanx.trainer.run.continuity import require_progress
 from phalanx.trainer.run.events import Kind
 from phalanx.trainer.run.meter import from_rank_0
@@ -49,8 +50,16 @@ def look(session: Session, done: int) -> Back | None:
         Where to go back to, if some rank is suspected; what it holds is not saved.
     """
     found = session.watch.find()
-    if found is None:
-        return None
+    return None if found is None else suspected(found, done)
+
+
+def suspected(found: Suspicion, done: int) -> Back:
+    """Where to go back to, since a rank is suspected to have wrong numbers.
+
+    Args:
+        found: who, and what is wrong.
+        done: steps, now.
+    """
     rank = found.ranks[0] if len(found.ranks) == 1 else None
     advice = "take its machine out; memory or arithmetic of it cannot be trusted"
     return Back(f"step {done}: {found}", "suspicion", rank=rank, advice=advice)

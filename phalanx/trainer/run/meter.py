@@ -24,6 +24,7 @@ from phalanx.trainer.engine.step import StepResult
 from phalanx.trainer.parallel.comm import Ledger
 from phalanx.trainer.parallel.mesh import Mesh
 from phalanx.trainer.precision.dtypes import Dtypes
+from phalanx.trainer.run.goodput import Goodput
 from phalanx.trainer.run.heartbeat import PHASE_SECONDS, SLOW_SECONDS, Heartbeat
 from phalanx.trainer.run.peak import known_peak, measured_gemm_flops
 from phalanx.trainer.run.report import StepMetrics, Validation
@@ -132,6 +133,9 @@ class Meter:
         memory: most bytes of any rank so far.
         first_step: of the session, from 0.
         heart: of this rank, which is told of what lies between steps.
+        earlier: what became of the time of this run before this session; known on rank 0.
+        began: when this session did, in seconds since 1970.
+        saves: of this session.
     """
 
     run: Run
@@ -145,6 +149,9 @@ class Meter:
     memory: int = 0
     first_step: int = 0
     heart: Heartbeat = field(default_factory=Heartbeat)
+    earlier: Goodput = field(default_factory=lambda: Goodput(0.0, {}))
+    began: float = field(default_factory=time.time)
+    saves: int = 0
     _recent: deque[float] = field(default_factory=lambda: deque(maxlen=20))
 
     @contextmanager
@@ -170,6 +177,12 @@ class Meter:
     def forget_after(self, step: int) -> None:
         """Drop the losses of steps that are about to be done again; their time was spent."""
         del self.losses[max(step - self.first_step, 0) :]
+
+    @property
+    def goodput(self) -> float:
+        """Share of the run's time so far that has become training."""
+        training = self.earlier.training + sum(self.seconds)
+        return training / max(self.earlier.wall + time.time() - self.began, training, 1e-9)
 
     @property
     def recent_step_seconds(self) -> float:
@@ -247,6 +260,7 @@ class Meter:
             expert_load=agreed.load.busiest if self.run.model.is_moe else None,
             expert_dropped=agreed.load.dropped if self.run.model.is_moe else None,
             seconds_left=(last - step - 1) * each,
+            goodput=self.goodput,
         )
 
 

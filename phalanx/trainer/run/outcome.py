@@ -8,6 +8,7 @@ from phalanx.schedules.layouts import is_asynchronous
 from phalanx.trainer import faults
 from phalanx.trainer.checkpoint.names import steps as committed
 from phalanx.trainer.run.generate import generate
+from phalanx.trainer.run.goodput import Goodput
 from phalanx.trainer.run.meter import time_split
 from phalanx.trainer.run.report import Summary
 from phalanx.trainer.run.session import Session
@@ -36,6 +37,8 @@ def finish(session: Session, first: int, done: int, *, interrupted: bool) -> Sum
     mfu, hfu = meter.utilization(rate)
     measured = [v.loss for v in meter.validations if v.step == done]
     few = max(1, min(_MOST_AVERAGED, len(meter.losses) // 4))
+    spent = session.directory.goodput() if session.directory else Goodput(0.0, {})
+    saving = meter.between.get("checkpoints", 0.0)
     return Summary(
         name=session.directory.name if session.directory else "",
         directory=str(session.directory.path) if session.directory else "",
@@ -60,6 +63,10 @@ def finish(session: Session, first: int, done: int, *, interrupted: bool) -> Sum
         hfu=hfu,
         convention=meter.convention,
         time_split=time_split(session.engine, meter),
+        goodput=spent.share,
+        lost_seconds=spent.lost,
+        restart_seconds=statistics.fmean(spent.restarts) if spent.restarts else None,
+        checkpoint_write_seconds=saving / meter.saves if meter.saves else None,
         stragglers=tuple(session.slow),
         peak_bytes=meter.memory,
         checkpoints=_checkpoints(session),

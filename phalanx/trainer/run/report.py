@@ -104,6 +104,7 @@ class StepMetrics:
             that is most; None without experts.
         expert_dropped: share of the visits that found their expert full, likewise.
         seconds_left: until the last step, at the present speed.
+        goodput: share of the run's time so far, over all of its starts, that has become training.
     """
 
     step: int
@@ -126,6 +127,7 @@ class StepMetrics:
     expert_load: float | None = None
     expert_dropped: float | None = None
     seconds_left: float = 0.0
+    goodput: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """One line of `metrics.jsonl`; docs/json.md says what each field is."""
@@ -148,6 +150,7 @@ class StepMetrics:
             "loss_scale": self.loss_scale,
             "expert_load": self.expert_load,
             "expert_dropped": self.expert_dropped,
+            "goodput": self.goodput,
             "validation_loss": None,
             "validation_seconds": None,
         }
@@ -188,6 +191,10 @@ class Summary:
         time_split: those seconds by name (compute, waiting for an axis, validation, ...), mean
             over ranks.
         stragglers: what was told of ranks that were slow.
+        goodput: share of the run's time, over all of its starts, that has become training.
+        lost_seconds: the rest of it, by what it went to: restarting, steps done twice, ...
+        restart_seconds: from a failure until ranks trained again, mean; None where nothing failed.
+        checkpoint_write_seconds: that a save stops training, mean over those of this session.
         peak_bytes: most memory held by any rank.
         checkpoints: paths of those that are kept, oldest first.
         sample: a little generated text, or empty.
@@ -218,6 +225,10 @@ class Summary:
     hfu: float | None = None
     convention: str = ""
     time_split: Mapping[str, float] = field(default_factory=dict)
+    goodput: float | None = None
+    lost_seconds: Mapping[str, float] = field(default_factory=dict)
+    restart_seconds: float | None = None
+    checkpoint_write_seconds: float | None = None
     stragglers: tuple[str, ...] = ()
     peak_bytes: int = 0
     checkpoints: tuple[str, ...] = ()
@@ -246,6 +257,7 @@ class Summary:
             "validation_bits_per_byte": finite(self.bits_per_byte(self.validation_loss)),
             "validations": [found.to_json() for found in self.validations],
             "time_split": dict(self.time_split),
+            "lost_seconds": dict(self.lost_seconds),
         }
 
     @classmethod

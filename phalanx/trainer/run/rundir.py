@@ -3,6 +3,7 @@
     runs/<name>/run.toml       every value, resolved
                 env.json       versions, hardware, layout, git commit
                 metrics.jsonl  one object per step
+                ranks.jsonl    where the time of some steps in a row went, by rank
                 timeline.json  opens in Perfetto
                 events.jsonl   one object for each thing that happened
                 checkpoints/   step-00000100/ ...
@@ -29,6 +30,8 @@ from typing import Any
 from phalanx.core.errors import PhalanxError, RefusedError, UsageError, unknown
 from phalanx.core.run import Run
 from phalanx.core.timeline import Timeline
+from phalanx.trainer.run.events import read_events
+from phalanx.trainer.run.goodput import Goodput, goodput
 from phalanx.trainer.run.report import Summary, Validation, finite
 
 LOCK = ".lock"
@@ -104,6 +107,11 @@ class RunDirectory:
     def events_file(self) -> Path:
         """One JSON object for each thing that happened; see events.py."""
         return self.path / "events.jsonl"
+
+    @property
+    def ranks_file(self) -> Path:
+        """One JSON object for some steps: where their time went, by rank; see shares.py."""
+        return self.path / "ranks.jsonl"
 
     @property
     def summary_file(self) -> Path:
@@ -211,6 +219,15 @@ class RunDirectory:
             return int((self.path / FENCE).read_text(encoding="ascii"))
         except (OSError, ValueError):
             return 0
+
+    def goodput(self) -> Goodput:
+        """What became of the time of this run, until now."""
+        events = read_events(self.events_file)
+        lines = []
+        with suppress(OSError):
+            text = self.metrics_file.read_text(encoding="utf-8", errors="replace")
+            lines = [json.loads(line) for line in text.splitlines() if _step_of(line) > 0]
+        return goodput(events, lines, time.time())
 
     def last_step(self) -> int:
         """How many steps the metrics say are done; -1 where they say nothing."""

@@ -15,6 +15,7 @@ from phalanx.schedules.layouts import layers_of_stages
 from phalanx.trainer.checkpoint import Saver
 from phalanx.trainer.engine.engine import Engine, build_engine
 from phalanx.trainer.guard.corruption import CorruptionWatch
+from phalanx.trainer.guard.repeat import PassRepeat
 from phalanx.trainer.guard.stragglers import StragglerWatch
 from phalanx.trainer.model.init import notes_on_weights
 from phalanx.trainer.parallel.mesh import Mesh, build_mesh
@@ -29,6 +30,7 @@ from phalanx.trainer.run.report import Reporter, RunInfo, Silent
 from phalanx.trainer.run.rundir import RunDirectory
 from phalanx.trainer.run.saves import Saves
 from phalanx.trainer.run.shared import AT_HAND, PATIENCE, require_shared
+from phalanx.trainer.run.shares import StepShares
 from phalanx.trainer.run.state import own_pieces
 from phalanx.trainer.run.text import open_text
 from phalanx.trainer.run.worker import Worker
@@ -51,11 +53,13 @@ class Session:
         events: written and shown by rank 0; the others tell nobody.
         meter: of this session.
         watch: for silent corruption.
+        repeat: does passes twice.
         stragglers: compares this rank with the others.
         fence: the number of this start, on rank 0; a later one may not write before it has ended.
         proof: for the summary.
         saves: what became of the saver's work; None where nothing is written.
         metrics: where each step is written; None where there is no directory.
+        shares: where the time of this rank's steps goes.
         went_back: why it went back to a checkpoint, each reason once.
         rolled_back: after which steps it went back before a spike.
         slow: what was told of stragglers.
@@ -73,11 +77,13 @@ class Session:
     events: EventLog
     meter: Meter
     watch: CorruptionWatch
+    repeat: PassRepeat
     stragglers: StragglerWatch
     fence: int = 0
     proof: str = ""
     saves: Saves | None = None
     metrics: MetricsFile | None = None
+    shares: StepShares = field(default_factory=StepShares)
     went_back: set[str] = field(default_factory=set)
     rolled_back: list[int] = field(default_factory=list)
     slow: list[str] = field(default_factory=list)
@@ -120,6 +126,7 @@ def open_session(
         events=events,
         meter=Meter(run, find_peak(mesh, run.layout.precision), heart=worker.heart),
         watch=CorruptionWatch(engine),
+        repeat=PassRepeat(engine),
         stragglers=StragglerWatch(mesh, off=_times_say_nothing(worker)),
         saves=Saves(saver, events) if saver else None,
         metrics=MetricsFile(directory.metrics_file, events.note) if directory and main else None,

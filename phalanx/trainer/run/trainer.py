@@ -3,6 +3,7 @@
 import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import torch.distributed as dist
@@ -14,8 +15,9 @@ from phalanx.data.prefetch import Prefetcher
 from phalanx.trainer import faults
 from phalanx.trainer.engine.balance import ExpertLoad
 from phalanx.trainer.engine.step import train_step
+from phalanx.trainer.guard.corruption import Suspicion
 from phalanx.trainer.run.continuity import Resume, identity
-from phalanx.trainer.run.go_back import Back, go_back, is_spoiled, look
+from phalanx.trainer.run.go_back import Back, go_back, is_spoiled, look, suspected
 from phalanx.trainer.run.heartbeat import DATA_SECONDS, SLOW_SECONDS
 from phalanx.trainer.run.meter import Agreed, agree
 from phalanx.trainer.run.outcome import finish
@@ -68,6 +70,8 @@ def train(
     session = _begin_writing(session, run)
     session.reporter.on_start(describe_session(session, first))
     session.events.write("start", f"step {first} of {run.recipe.last_step}", step=first)
+    if session.directory:
+        session.meter.earlier, session.meter.began = session.directory.goodput(), time.time()
     done, interrupted = _steps(session, first, run.recipe.last_step)
     worker.heart.phase("end", SLOW_SECONDS)
     summary = finish(session, first, done, interrupted=interrupted)
@@ -134,9 +138,9 @@ def _steps(session: Session, first: int, last: int) -> tuple[int, bool]:
 def _take_steps(session: Session, first: int, last: int) -> StepsTaken:
     """Take steps until the last, until asked to stop, or until the run has to go back."""
     engine, meter, ledger = session.engine, session.meter, session.engine.mesh.ledger
-    skipped_in_a_row, heart = 0, session.worker.heart
+    skipped_in_a_row, shares, heart = 0, session.shares, session.worker.heart
     with Prefetcher(session.training, engine.positions(), first, last) as batches:
-        start = time.perf_counter()
+        start = shares.begin(engine, meter)
         for step, batch in batches:
             engine.recorder.keeps_spans = step - first in _TRACED
             rate = engine.optimizer.learning_rate
@@ -146,7 +150,10 @@ def _take_steps(session: Session, first: int, last: int) -> StepsTaken:
             back = look(session, step) if session.watch.is_due(step) else None
             if back is not None:
                 return StepsTaken(step, back=back)
-            result = train_step(engine, step, batch)
+            twice = session.repeat.is_due(step)
+            result = session.repeat.step(step, batch) if twice else train_step(engine, step, batch)
+            if isinstance(result, Suspicion):
+                return StepsTaken(step, back=suspected(result, step))
             faults.point("step.after", step=step)
             # before ranks agree whether to stop: one whose data does not come can still say so
             heart.phase("data", DATA_SECONDS)
@@ -156,10 +163,13 @@ def _take_steps(session: Session, first: int, last: int) -> StepsTaken:
             agreed = _agree(session, result.load, batches.seconds_waited + ahead)
             agreed = agreed._replace(stop=agreed.stop or slow)
             metrics = meter.measure(step, result, time.perf_counter() - start, agreed, rate)
+            shares.end(engine, meter, metrics.seconds)
             hopeless = result.skipped and not engine.loss_scale.can_fall
             skipped_in_a_row = skipped_in_a_row + 1 if hopeless else 0
             with meter.apart("reports", ledger):
                 _report(session, metrics, traced=step - first == _TRACED[-1] or step == last - 1)
+                if shares.is_due(step - first, ends=agreed.stop or step == last - 1):
+                    shares.write(_ranks_file(session), engine, meter, step + 1)
             faults.point("step.told", step=step)
             back = heed_spike(session, step + 1, result)
             if back is not None:
@@ -169,7 +179,7 @@ def _take_steps(session: Session, first: int, last: int) -> StepsTaken:
             found = _between_steps(session, step + 1, last, agreed)
             if found is not None:
                 return found
-            start = time.perf_counter()
+            start = shares.begin(engine, meter)
     return StepsTaken(last)
 
 
@@ -188,6 +198,10 @@ def _report(session: Session, metrics: StepMetrics, *, traced: bool) -> None:
     session.reporter.on_step(metrics)
     if traced and session.engine.recorder.spans:
         _write_timeline(session)
+
+
+def _ranks_file(session: Session) -> Path | None:
+    return session.directory.ranks_file if session.directory else None
 
 
 def _lost(session: Session, done: int, loss: float) -> StepsTaken:
@@ -257,6 +271,7 @@ def _save(session: Session, done: int) -> None:
             kept["skips"] = session.training.skips.to_json()
             state = progress(engine, done, kept)
             session.saver.save(done, own_pieces(engine), state)
+            session.meter.saves += 1
         faults.point("save.copied", step=done)
 
 

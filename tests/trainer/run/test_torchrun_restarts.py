@@ -31,9 +31,9 @@ sample_tokens = 0
 """
 FAULTS = [
     Fault(point="step.before_update", action="signal", value="SIGKILL", step=12, rank=0, attempt=0),
-    Fault(point="step.after", action="signal", value="SIGKILL", step=17, rank=1, attempt=1),
-    Fault(point="step.after", action="signal", value="SIGSTOP", step=22, rank=1, attempt=2),
+    Fault(point="step.after", action="signal", value="SIGSTOP", step=17, rank=1, attempt=1),
 ]
+ANOTHER = Fault(point="step.after", action="signal", value="SIGKILL", step=22, rank=1, attempt=2)
 
 
 def wait_for(happened: Callable[[], bool], seconds: float) -> None:
@@ -53,21 +53,23 @@ def steps_of(folder: Path) -> list[tuple[int, float]]:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(
-    "how",
+    ("how", "faults"),
     [
-        ["--standalone"],
+        (["--standalone"], FAULTS),
         pytest.param(
-            ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"], marks=pytest.mark.sweep
+            ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"],
+            [*FAULTS, ANOTHER],
+            marks=pytest.mark.sweep,
         ),
-        pytest.param(["--master-port=29471"], marks=pytest.mark.sweep),
+        pytest.param(["--master-port=29471"], [*FAULTS, ANOTHER], marks=pytest.mark.sweep),
     ],
 )
 def test_a_run_under_torchrun_goes_on_by_itself_and_dies_with_its_agent(
-    tmp_path: Path, how: list[str]
+    tmp_path: Path, how: list[str], faults: list[Fault]
 ) -> None:
     (tmp_path / "run.toml").write_text(RUN)
     (tmp_path / "book.txt").write_text("It was a dark and stormy night. " * 100)
-    (tmp_path / "plan.json").write_text(FaultPlan(tuple(FAULTS)).to_json())
+    (tmp_path / "plan.json").write_text(FaultPlan(tuple(faults)).to_json())
     runs = tmp_path / "runs"
     command = [sys.executable, "-m", "torch.distributed.run", *how, "--nproc-per-node=2"]
     command += ["--max-restarts=3", "-m", "phalanx", "train", "run.toml", "--data", "book.txt"]
@@ -90,7 +92,7 @@ def test_a_run_under_torchrun_goes_on_by_itself_and_dies_with_its_agent(
     resumed = [
         event["step"] for event in read_events(run / "events.jsonl") if event["kind"] == "resume"
     ]
-    assert len(resumed) == 3
+    assert len(resumed) == len(faults)
     assert all(step >= 5 for step in resumed)
     steps = [step for step, _ in steps_of(runs)]
     assert steps == list(range(1, len(steps) + 1))
