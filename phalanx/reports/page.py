@@ -12,7 +12,7 @@ from phalanx.core.html import html_table
 from phalanx.core.units import show_bytes, show_seconds, show_share
 from phalanx.reports.difference import ReportDifference
 from phalanx.reports.report import RunReport
-from phalanx.reports.term import ReportTerm
+from phalanx.reports.term import ReportTerm, signed
 
 WIDTH, HEIGHT = 640, 150  # of the loss curve, in units of its own
 NAMES = 210  # of them that the names of terms take
@@ -27,9 +27,11 @@ _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; color: var(--ink); background: var(--paper);
   max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
 h1 { font-size: 1.5rem; overflow-wrap: anywhere } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem }
-table { border-collapse: collapse; width: 100% } caption { text-align: left; font-weight: 600 }
-td, th { border-bottom: 1px solid var(--line); padding: .2rem .6rem .2rem 0; text-align: left;
-  font-variant-numeric: tabular-nums; overflow-wrap: anywhere; vertical-align: top }
+table { border-collapse: collapse; display: block; overflow-x: auto }
+caption { text-align: left; font-weight: 600 }
+td, th { border-bottom: 1px solid var(--line); padding: .2rem 1rem .2rem 0; text-align: left;
+  font-variant-numeric: tabular-nums; vertical-align: top; white-space: nowrap }
+td:last-child { white-space: normal; overflow-wrap: anywhere; min-width: 8rem }
 svg { width: 100%; height: auto } text { fill: var(--ink); font-size: 11px }
 .done { fill: var(--done) } .plan { fill: var(--plan) } .ideal { fill: var(--good) }
 .curve { fill: none; stroke: var(--done); stroke-width: 1.5 }
@@ -59,14 +61,15 @@ def difference_page(found: ReportDifference) -> str:
             change.name,
             show_seconds(change.first),
             show_seconds(change.second),
-            show_seconds(change.change),
-            "" if change.planned is None else show_seconds(change.planned),
+            signed(change.change),
+            "" if change.planned is None else signed(change.planned),
         )
         for change in found.terms
     ]
     if found.seconds is not None:
-        whole = (first.step_seconds or 0.0, second.step_seconds or 0.0, found.seconds)
-        rows.append(("step", *map(show_seconds, whole), ""))
+        whole = first.step_seconds or 0.0, second.step_seconds or 0.0
+        planned = "" if found.planned is None else signed(found.planned)
+        rows.append(("step", *map(show_seconds, whole), signed(found.seconds), planned))
     headers = ("term of a step", first.name, second.name, "change", "planned change")
     keys = [(key, *("" if v is None else v for v in values)) for key, *values in found.keys]
     parts = [
