@@ -190,16 +190,23 @@ def _colour(name: str) -> str:
 
 
 def _memory(runs: Sequence[RunFolder]) -> str:
-    sizes = [(run.name, newest(run, "peak_bytes")) for run in runs]
-    longest = max((size for _, size in sizes if size), default=0.0)
+    """Most bytes of any rank, and under it what was planned, where the run file names a cluster."""
+    sizes = [(run.name, "weights", newest(run, "peak_bytes")) for run in runs]
+    sizes += [(f"{run.name}, planned", "reserve", run.planned) for run in runs if run.planned]
+    longest = max((size for *_, size in sizes if size), default=0.0)
     if not longest:
         return ""
     rows = [
-        Bar(name, [BarPiece(size / longest, "weights")], show_bytes(size))
-        for name, size in sizes
+        Bar(n, [BarPiece(size / longest, colour)], show_bytes(size))
+        for n, colour, size in sizes
         if size
     ]
-    return _figure("most bytes that any rank held", bars(rows), "")
+    note = (
+        ""
+        if any(run.planned for run in runs)
+        else '<p class="fine">No run file here names a cluster, so there is no plan to hold against.</p>'
+    )
+    return _figure("most bytes that any rank held", bars(rows), "") + note
 
 
 def _events(runs: Sequence[RunFolder]) -> str:

@@ -10,8 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from phalanx.api.planning import estimate
 from phalanx.core.errors import PhalanxError
 from phalanx.core.layout import Layout
+from phalanx.core.run import Run
 
 MOST_STEPS = 200_000  # lines of metrics that are read
 POINTS = 400  # that are drawn
@@ -40,6 +42,7 @@ class RunFolder(NamedTuple):
         summary: of the last session, if there is one.
         layout: a line, or empty where it is unknown.
         spans: of timeline.json.
+        planned: bytes of the worst rank by the estimate, where the run file names a cluster.
         done: whether the last step is done.
         problems: what could not be read.
     """
@@ -50,6 +53,7 @@ class RunFolder(NamedTuple):
     summary: dict[str, Any]
     layout: str
     spans: tuple[RanSpan, ...]
+    planned: float | None
     done: bool
     problems: tuple[str, ...]
 
@@ -94,6 +98,7 @@ def read_run(path: Path) -> RunFolder:
         summary=summary,
         layout=_layout(path / "run.toml", summary, problems),
         spans=tuple(_spans(_object(path / "timeline.json", problems))),
+        planned=planned_bytes(path / "run.toml"),
         done=(path / "done").is_file(),
         problems=tuple(problems),
     )
@@ -157,6 +162,25 @@ def _layout(path: Path, summary: dict[str, Any], problems: list[str]) -> str:
         return str(Layout.parse(table)) if isinstance(table, str) else str(Layout(**table))
     except (PhalanxError, TypeError, ValueError):
         return ""
+
+
+def planned_bytes(path: Path) -> float | None:
+    """What the worst rank of a run should need by our estimate; None where nobody can say.
+
+    Args:
+        path: of a run file; without a cluster there is no estimate.
+    """
+    try:
+        tables = tomllib.loads(_text(path, []))
+        cluster = tables.pop("cluster", {}).get("name", "")
+        run = Run.from_tables(tables)
+        if not cluster:
+            return None
+        recipe = run.recipe
+        found = estimate(run.model, cluster, run.layout, batch=recipe.batch, seq=recipe.seq)
+    except (PhalanxError, TypeError, ValueError, AttributeError):
+        return None
+    return found.peak_bytes
 
 
 def _spans(trace: dict[str, Any]) -> Iterator[RanSpan]:

@@ -5,8 +5,11 @@ import pytest
 from explorer_client import get
 from written_runs import HOSTILE, LAYOUT, write_run
 
+import phalanx
+from phalanx.explore.copies import run_file_of
 from phalanx.explore.run_view import listing, view
 from phalanx.explore.runs import found_in, newest, read_run, series, split
+from phalanx.explore.state import State
 
 
 def test_a_run_is_read_with_all_that_it_says(tmp_path: Path):
@@ -78,3 +81,13 @@ def test_the_server_shows_only_runs_of_its_list(address: str):
     assert "<script" not in found["list"] + found["view"]
     for asked in ("run=99", "run=-1", "run=/etc", "run=none"):
         assert json.loads(get(address, f"/api/v1/runs?{asked}").text)["view"] == ""
+
+
+def test_memory_is_held_against_the_plan_where_a_cluster_is_named(tmp_path: Path):
+    folder = write_run(tmp_path / "planned")
+    state = State.parse("v1&model=llama-3.1-8b&dp=8&tp=8&pp=1&B=1M")
+    (folder / "run.toml").write_text(run_file_of(state))
+    run = read_run(folder)
+    found = phalanx.estimate("llama-3.1-8b", "h100x64", "dp=8 tp=8", batch=120, seq=8192)
+    assert run.planned == found.peak_bytes
+    assert "planned, planned" in view([run])

@@ -8,7 +8,7 @@ import { timelines } from "./timeline.js";
 import { tour } from "./tour.js";
 
 const RESTS = 350; // milliseconds after which keys count as one change
-const ICONS = { good: "✓", bad: "✕", note: "→" };
+/** @type {Record<string, string>} */ const ICONS = { good: "✓", bad: "✕", note: "→" };
 const body = document.body;
 const say = /** @type {HTMLElement} */ (document.getElementById("said"));
 const notice = /** @type {HTMLElement} */ (document.getElementById("notice"));
@@ -149,9 +149,9 @@ async function idle() {
 
 function address() {
   history.replaceState(null, "", location.pathname + (page.state ? `?${page.state}` : "") + location.hash);
-  for (const name of ["undo", "redo"]) {
+  for (const [name, entries] of [["undo", page.undo], ["redo", page.redo]]) {
     const button = document.querySelector(`[data-do="${name}"]`);
-    if (button instanceof HTMLButtonElement) button.disabled = !page[name].length;
+    if (button instanceof HTMLButtonElement) button.disabled = !entries.length;
   }
 }
 
@@ -224,6 +224,7 @@ async function copy(text, button, what) {
   setTimeout(() => (button.textContent = name), 1200);
 }
 
+/** @type {Record<string, (button: HTMLElement) => unknown>} */
 const tools = {
   undo: () => page.undo.length && jump(/** @type {string} */ (page.undo.pop()), page.undo, page.redo),
   redo: () => page.redo.length && jump(/** @type {string} */ (page.redo.pop()), page.redo, page.undo),
@@ -261,10 +262,10 @@ async function search() {
   line.textContent = "searching";
   try {
     const answer = await fetch(`api/v1/plan?${page.state}`, { signal: mine.signal });
-    const reader = /** @type {ReadableStream<Uint8Array>} */ (answer.body).pipeThrough(new TextDecoderStream()).getReader();
+    const reader = /** @type {ReadableStream<Uint8Array>} */ (answer.body).getReader(), decoder = new TextDecoder();
     let text = "";
     for (let part = await reader.read(); !part.done; part = await reader.read()) {
-      text += part.value;
+      text += decoder.decode(part.value, { stream: true });
       for (let end = text.indexOf("\n"); end >= 0; end = text.indexOf("\n")) {
         told(JSON.parse(text.slice(0, end)), line, place);
         text = text.slice(end + 1);
@@ -320,8 +321,7 @@ document.addEventListener("keydown", (event) => {
   const typing = event.target instanceof HTMLInputElement || event.target instanceof HTMLTextAreaElement;
   if (typing || !(event.ctrlKey || event.metaKey) || event.key.toLowerCase() !== "z") return;
   event.preventDefault();
-  if (event.shiftKey) tools.redo();
-  else tools.undo();
+  tools[event.shiftKey ? "redo" : "undo"](body);
 });
 
 document.addEventListener("submit", async (event) => {
