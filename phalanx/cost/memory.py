@@ -366,5 +366,10 @@ def embedding(held: ActivationMemory, whole: WholeUnits) -> Moment:
 
 
 def update(held: ActivationMemory, whole: WholeUnits) -> Moment:
-    """The weights move before it is known whether they should; no activation is left."""
+    """The weights move before it is known whether they should; no activation is left.
+
+    Args:
+        held: activations and logits of the ranks.
+        whole: of parameters, the copies that bring them back.
+    """
     return Moment("update", held.table.optimistic, -held.held, 0.0, 0.0, whole.update)
