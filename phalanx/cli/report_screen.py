@@ -10,12 +10,11 @@ from phalanx.core.units import show_bytes, show_rate, show_seconds, show_share
 from phalanx.reports.difference import ReportDifference
 from phalanx.reports.ranks import slowest
 from phalanx.reports.report import RunReport
-from phalanx.reports.term import ReportTerm
+from phalanx.reports.term import ReportTerm, signed
 
 WIDTH = 80  # columns of what is printed in sentences
 BAR = 24  # cells of a whole step
 CURVE = 48
-NOTHING = 1e-9  # seconds; a difference below it is that of two roundings
 SHOWN_EVENTS = 12
 SHOWN_RANKS = 8
 
@@ -66,14 +65,13 @@ def print_difference(found: ReportDifference, form: str) -> None:
         for change in found.terms
     ]
     if found.seconds is not None:
-        planned = [r.plan.estimate.step_seconds for r in (first, second) if r.plan]
         rows.append(
             (
                 "step",
                 show_seconds(first.step_seconds or 0.0),
                 show_seconds(second.step_seconds or 0.0),
                 signed(found.seconds),
-                signed(planned[1] - planned[0]) if len(planned) == 2 else "-",
+                "-" if found.planned is None else signed(found.planned),
             )
         )
     headers = ("term of a step", first.name, second.name, "change", "planned change")
@@ -153,7 +151,8 @@ def _goodput(report: RunReport) -> str:
         return ""
     stopped = f", stopped {show_seconds(wall.stopped)} besides" if wall.stopped else ""
     return (
-        f"{show_share(wall.goodput)} of {show_seconds(wall.seconds)}, {wall.restarts} restarts"
+        f"{show_share(wall.goodput)} of {show_seconds(wall.seconds)}, {wall.restarts} restart"
+        f"{'' if wall.restarts == 1 else 's'}"
         f"{stopped}"
     )
 
@@ -275,12 +274,6 @@ def _title(name: str, form: str) -> None:
 
 def _section(text: str, form: str) -> None:
     print(f"\n## {text}\n" if form == "markdown" else f"\n{text}")
-
-
-def signed(seconds: float) -> str:
-    """A difference: `+3 ms`, `-1.2 s`."""
-    shown = show_seconds(0.0 if abs(seconds) < NOTHING else seconds)
-    return shown if seconds <= 0 else f"+{shown}"
 
 
 def printable(text: str) -> str:

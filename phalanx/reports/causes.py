@@ -19,7 +19,8 @@ from phalanx.reports.finding import Finding
 from phalanx.reports.ranks import slowest
 from phalanx.reports.report import RunReport
 from phalanx.reports.term import measured, total
-from phalanx.reports.wall import REPORTS, RESTARTS, SAVES, SKIPPED, VALIDATION
+from phalanx.reports.wall import REPORTS, SAVES
+from phalanx.trainer.run.goodput import REPEATED, RESTARTING, SKIPPED, VALIDATION
 
 # Shares of a step, or of the wall clock, from which a cause is worth a change.
 DATA = 0.02
@@ -151,16 +152,22 @@ def _saves(report: RunReport) -> Finding:
 
 
 def _restarts(report: RunReport) -> Finding:
-    share, wall = _wall_share(report, RESTARTS), report.wall
-    count = wall.restarts if wall else 0
-    evidence = f"{count} restarts; with the work that they lost {show_share(share)} of the clock"
-    if share < BETWEEN:
+    repeated, restarting = (_wall_share(report, name) for name in (REPEATED, RESTARTING))
+    count = report.wall.restarts if report.wall else 0
+    evidence = (
+        f"{count} restart{'' if count == 1 else 's'}: {show_share(restarting)} of the clock to "
+        "start again, "
+        f"{show_share(repeated)} for steps done twice"
+    )
+    if repeated + restarting < BETWEEN:
         return Finding("restarts", False, evidence)
-    causes_told = [event.text for event in report.events if event.kind == "restart"]
-    evidence += f"; last: {causes_told[-1]}" if causes_told else ""
+    told = [event.text for event in report.events if event.kind == "restart"]
+    evidence += f"; last: {told[-1]}" if told else ""
     every = report.record.run.recipe.checkpoint_every if report.record.run else 0
-    change = f"--set recipe.checkpoint_every={max(every // 2, 1)}" if every != 1 else ""
-    return Finding("restarts", True, evidence, change)
+    if repeated < BETWEEN or every < 2:
+        return Finding("restarts", True, evidence, "find out why ranks die")
+    change = f"--set recipe.checkpoint_every={every // 2}"
+    return Finding("restarts", True, evidence, change, repeated / 2)
 
 
 def _skipped(report: RunReport) -> Finding:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from phalanx.core.html import html_table
 from phalanx.core.units import show_seconds
 from phalanx.reports.report import SCHEMA, RunReport
-from phalanx.reports.term import ReportTerm
+from phalanx.reports.term import ReportTerm, signed
 
 
 class TermChange(NamedTuple):
@@ -84,6 +84,13 @@ class ReportDifference:
             return None
         return self.second.step_seconds - self.first.step_seconds
 
+    @property
+    def planned(self) -> float | None:
+        """How much longer the plan has a step of the second; None where one has no plan."""
+        if self.first.plan is None or self.second.plan is None:
+            return None
+        return self.second.plan.estimate.step_seconds - self.first.plan.estimate.step_seconds
+
     def to_dict(self) -> dict[str, Any]:
         """The document that `phalanx report RUN RUN2 --json` prints."""
         return {
@@ -98,7 +105,7 @@ class ReportDifference:
     def _repr_html_(self) -> str:
         """The changes as a table, for a notebook."""
         rows = [
-            (c.name, show_seconds(c.first), show_seconds(c.second), show_seconds(c.change))
+            (c.name, show_seconds(c.first), show_seconds(c.second), signed(c.change))
             for c in self.terms
         ]
         headers = ("term", self.first.name, self.second.name, "change")

@@ -12,12 +12,14 @@ from phalanx.core.html import html_table
 from phalanx.core.units import show_bytes, show_seconds, show_share
 from phalanx.reports.difference import ReportDifference
 from phalanx.reports.report import RunReport
-from phalanx.reports.term import ReportTerm
+from phalanx.reports.term import ReportTerm, signed
 
 WIDTH, HEIGHT = 640, 150  # of the loss curve, in units of its own
 NAMES = 210  # of them that the names of terms take
 ROW = 22
-MARKED = ("restart", "resume", "spike", "straggler", "suspicion", "save", "set aside", "stop")
+MARKED = ("restart", "resume", "spike", "straggler", "suspicion", "set aside", "stop")
+MOST_DOTS = 200  # of held-out losses, and of marks
+MOST_EVENTS = 200  # the last ones
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c2430; --paper: #fff; --line: #d5dae1;
@@ -27,9 +29,11 @@ _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; color: var(--ink); background: var(--paper);
   max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
 h1 { font-size: 1.5rem; overflow-wrap: anywhere } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem }
-table { border-collapse: collapse; width: 100% } caption { text-align: left; font-weight: 600 }
-td, th { border-bottom: 1px solid var(--line); padding: .2rem .6rem .2rem 0; text-align: left;
-  font-variant-numeric: tabular-nums; overflow-wrap: anywhere; vertical-align: top }
+table { border-collapse: collapse; display: block; overflow-x: auto }
+caption { text-align: left; font-weight: 600 }
+td, th { border-bottom: 1px solid var(--line); padding: .2rem 1rem .2rem 0; text-align: left;
+  font-variant-numeric: tabular-nums; vertical-align: top; white-space: nowrap }
+td:last-child { white-space: normal; overflow-wrap: anywhere; min-width: 8rem }
 svg { width: 100%; height: auto } text { fill: var(--ink); font-size: 11px }
 .done { fill: var(--done) } .plan { fill: var(--plan) } .ideal { fill: var(--good) }
 .curve { fill: none; stroke: var(--done); stroke-width: 1.5 }
@@ -59,14 +63,15 @@ def difference_page(found: ReportDifference) -> str:
             change.name,
             show_seconds(change.first),
             show_seconds(change.second),
-            show_seconds(change.change),
-            "" if change.planned is None else show_seconds(change.planned),
+            signed(change.change),
+            "" if change.planned is None else signed(change.planned),
         )
         for change in found.terms
     ]
     if found.seconds is not None:
-        whole = (first.step_seconds or 0.0, second.step_seconds or 0.0, found.seconds)
-        rows.append(("step", *map(show_seconds, whole), ""))
+        whole = first.step_seconds or 0.0, second.step_seconds or 0.0
+        planned = "" if found.planned is None else signed(found.planned)
+        rows.append(("step", *map(show_seconds, whole), signed(found.seconds), planned))
     headers = ("term of a step", first.name, second.name, "change", "planned change")
     keys = [(key, *("" if v is None else v for v in values)) for key, *values in found.keys]
     parts = [
@@ -189,6 +194,8 @@ def _curve(report: RunReport) -> str:
         for step in report.record.steps
         if step.validation_loss is not None
     ]
+    held = held[:: -(-len(held) // MOST_DOTS) or 1]
+    told = [e for e in report.events if e.kind in MARKED and e.step is not None][-MOST_DOTS:]
     losses = [loss for _, loss in (*points, *held)]
     low, high = min(losses), max(losses)
     first, last = points[0][0], points[-1][0]
@@ -206,9 +213,8 @@ def _curve(report: RunReport) -> str:
     marks = [
         f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="5" y2="{HEIGHT - 20}">'
         f"<title>{escape(f'{event.kind}: {event.text}')}</title></line>"
-        for event in report.events
-        if event.kind in MARKED and event.step is not None
-        for x, _ in [at(min(max(event.step, first), last), low)]
+        for event in told
+        for x, _ in [at(min(max(event.step or 0, first), last), low)]
     ]
     labels = (
         f'<text x="0" y="14">{high:.3f}</text><text x="0" y="{HEIGHT - 20}">{low:.3f}</text>'
@@ -243,9 +249,11 @@ def _events(report: RunReport) -> str:
             "" if event.rank is None else event.rank,
             event.text,
         )
-        for event in report.events
+        for event in report.events[-MOST_EVENTS:]
     ]
-    return html_table("", rows, ("UTC", "event", "step", "rank", ""))
+    left_out = len(report.events) - len(rows)
+    title = f"{left_out:,} earlier ones are left out" if left_out else ""
+    return html_table(title, rows, ("UTC", "event", "step", "rank", ""))
 
 
 def _or_nothing(value: int | None) -> str:

@@ -4,6 +4,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from phalanx.core.units import show_seconds
+
+NOTHING = 1e-9  # seconds; a difference below it is that of two roundings
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReportTerm:
@@ -60,3 +64,14 @@ def measured(terms: Iterable[ReportTerm], *names: str) -> float:
         names: whole, or how they begin.
     """
     return sum(term.measured or 0.0 for term in terms if term.name.startswith(names))
+
+
+def signed(seconds: float) -> str:
+    """A difference of two times, in words.
+
+    Example:
+        >>> signed(0.003), signed(-1.2), signed(1e-21)
+        ('+3 ms', '-1.2 s', '0 s')
+    """
+    shown = show_seconds(0.0 if abs(seconds) < NOTHING else seconds)
+    return f"+{shown}" if seconds >= NOTHING else shown

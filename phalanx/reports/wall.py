@@ -7,18 +7,19 @@ what happened between is read from the events there.
 """
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from phalanx.reports.record import EventRecord, RunRecord, StepRecord
 from phalanx.reports.term import ReportTerm
+from phalanx.trainer.run.goodput import REPEATED, RESTARTING, SKIPPED, VALIDATION
 
-STEPS, SKIPPED = "steps that count", "skipped steps"
-STARTING, ENDING = "starting", "ending"
-VALIDATION, SAVES, REPORTS = "validation", "saves", "reports"
-RESTARTS, BACK = "restarts and lost work", "going back"
+STEPS, STARTING, ENDING = "steps that count", "starting", "ending"
+SAVES, REPORTS, BACK = "saves", "reports", "going back"
 UNEXPLAINED = "between steps, unexplained"
-_ORDER = (STEPS, SKIPPED, STARTING, VALIDATION, SAVES, REPORTS, RESTARTS, BACK, ENDING)
+_PLAIN = (STEPS, SKIPPED, STARTING, VALIDATION, SAVES, REPORTS)
+_ORDER = (*_PLAIN, REPEATED, RESTARTING, BACK, ENDING)
 _WHY = {
     STEPS: "each once, as it was done last",
     SKIPPED: "whose update was not finite or not wanted",
@@ -26,7 +27,8 @@ _WHY = {
     VALIDATION: "loss on held-out text",
     SAVES: "that rank 0 stood still for checkpoints",
     REPORTS: "writing metrics and putting ranks together",
-    RESTARTS: "from the last step that counts before a failure to the first one after it",
+    REPEATED: "from the last step that counts until a failure was noticed",
+    RESTARTING: "from a failure until ranks train again",
     BACK: "to a checkpoint, before a spike or what was not finite",
     ENDING: "after the last step of a session: its save, validation and sample",
     UNEXPLAINED: "nothing that was written says what it was",
@@ -115,7 +117,9 @@ class _Gap(NamedTuple):
             yield VALIDATION, measured
             left -= measured
         if "restart" in kinds:
-            yield RESTARTS, left
+            repeated = min(self._repeated(self.end - left), left)
+            yield REPEATED, repeated
+            yield RESTARTING, left - repeated
         elif self.before is None:
             yield STARTING, left
         elif self.after is None:
@@ -126,6 +130,17 @@ class _Gap(NamedTuple):
             yield BACK, left
         else:
             yield UNEXPLAINED, left
+
+    def _repeated(self, begin: float) -> float:
+        """Seconds in which ranks did what is not in the metrics any more: up to each failure."""
+        found, since = 0.0, begin
+        for event in self.events:
+            if event.kind == "start":
+                since = event.time
+            elif event.kind == "restart":
+                found += max(event.time - since, 0.0)
+                since = self.end
+        return found
 
     def _across_a_stop(self, left: float) -> Iterator[tuple[str, float]]:
         ends = [event.time for event in self.events if event.kind == "stop"]
@@ -145,12 +160,14 @@ def _gaps(steps: Sequence[StepRecord], events: Sequence[EventRecord]) -> Iterato
     """
     marks = [event.time for event in events if event.kind in ("start", "restart", "stop")]
     first, last = min([steps[0].begun, *marks]), max([steps[-1].time or 0.0, *marks])
+    times = [event.time for event in events]
     begin, before = first, None
     for step in [*steps, None]:
         end = step.begun if step else last
-        inside = [event for event in events if begin <= event.time <= max(end, begin)]
+        end = max(end, begin)
+        inside = events[bisect_left(times, begin) : bisect_right(times, end)]
         if end > begin or inside:
-            yield _Gap(begin, max(end, begin), inside, before, step)
+            yield _Gap(begin, end, inside, before, step)
         if step:
             begin, before = max(step.time or 0.0, begin), step
 

@@ -88,10 +88,14 @@ def test_a_change_that_is_proposed_is_one_that_trains(copied: Path):
     assert main(arguments) == 0
 
 
-def test_restarts_and_saves_that_cost_are_seen(copied: Path):
+@pytest.mark.parametrize(
+    ("noticed", "change"),
+    [(1, "find out why ranks die"), (30, "--set recipe.checkpoint_every=2")],
+)
+def test_restarts_that_cost_are_seen_with_what_they_cost(noticed: int, change: str, copied: Path):
     events = read_lines(copied / "events.jsonl")
     lines = read_lines(copied / "metrics.jsonl")
-    middle = lines[5]["time"] + 1
+    middle = lines[5]["time"] + noticed
     told = {**events[0], "kind": "restart", "time": middle, "text": "rank 1 was killed"}
     write_lines(copied / "events.jsonl", [events[0], told])
     write_lines(
@@ -101,7 +105,7 @@ def test_restarts_and_saves_that_cost_are_seen(copied: Path):
     found = finding(copied, "restarts")
     assert found.seen
     assert "rank 1 was killed" in found.evidence
-    assert found.change == "--set recipe.checkpoint_every=2"
+    assert found.change == change
 
 
 def test_every_change_that_is_seen_has_evidence_in_numbers(copied: Path):

@@ -42,11 +42,15 @@ def test_planned_terms_add_up_to_the_planned_step():
         ("dp=2 pp=4 tp=4 ep=2 mb=2 recompute=full", "h100x32"),
         ("dp=4 pp=2 cp=2 tp=2 zero=3", "h100x32"),
         ("dp=8 pp=4 schedule=zb-h1", "a100x32"),
+        ("dp=16 tp=2 zero=3 offload=activations", "h100x32"),
+        ("dp=8 pp=4 schedule=pipedream", "h100x32"),
     ],
 )
 def test_planned_terms_add_up_under_every_axis(layout: str, cluster: str, copied: Path):
     model = "mixtral-8x7b" if "ep=" in layout else "llama-3.1-8b"
-    run = phalanx.Run.from_tables({"layout": layout, "recipe": {"batch": 64, "seq": 2048}})
+    run = phalanx.Run.from_tables(
+        {"layout": layout, "recipe": {"batch": 64, "seq": 2048, "clip": 0.0}}
+    )
     run = phalanx.Run(model=load.model(model), layout=run.layout, recipe=run.recipe)
     (copied / "run.toml").write_text(run.to_toml())
     for name in ("env.json", "summary.json"):
@@ -55,6 +59,8 @@ def test_planned_terms_add_up_under_every_axis(layout: str, cluster: str, copied
     assert found.plan is not None, found.notes
     planned = math.fsum(term.planned for term in found.terms)
     assert planned == pytest.approx(found.plan.estimate.step_seconds, rel=1e-9)
+    rest = next(term for term in found.terms if term.name == REST)
+    assert rest.planned == 0, "the planner has a term that a report does not know"
 
 
 def test_wall_clock_adds_up_and_is_that_of_the_events():
@@ -94,6 +100,9 @@ def test_rank_0_sent_what_the_planner_says_to_the_byte():
     found = report_on(RECORDED)
     assert found.traffic
     assert all(message.equal for message in found.traffic)
+    sent = {message.purpose: message.sent for message in found.traffic}
+    # 8 micro-batches of 64 tokens of 64 numbers of 4 bytes
+    assert sent == {"activations": 8 * 64 * 64 * 4, "gradient norm": 8, "loss": 8}
 
 
 def test_a_message_that_is_not_as_planned_is_said(copied: Path):
@@ -228,6 +237,13 @@ def test_steps_that_were_done_again_count_once(copied: Path):
     again = {**lines[-1], "seconds": 70.0, "first": 6, "last": 12}
     write_lines(copied / "ranks.jsonl", [*lines, again])
     assert report_on(copied).step_seconds == pytest.approx(10.0)
+
+
+def test_windows_of_steps_that_a_run_went_back_behind_do_not_count(copied: Path):
+    lines = read_lines(copied / "ranks.jsonl")
+    behind = [{**lines[-1], "first": 13, "last": 62, "seconds": 1e6}, *lines]
+    write_lines(copied / "ranks.jsonl", [lines[0], *behind])
+    assert report_on(copied).step_seconds == report_on(RECORDED).step_seconds
 
 
 def test_reading_a_run_brings_no_torch():

@@ -13,15 +13,12 @@ from phalanx.reports.record import EventRecord, RunRecord, StepRecord, read_run
 from phalanx.reports.wall import (
     BACK,
     ENDING,
-    RESTARTS,
-    SKIPPED,
     STARTING,
     STEPS,
     UNEXPLAINED,
-    VALIDATION,
     wall_clock,
 )
-from phalanx.trainer.run.goodput import goodput
+from phalanx.trainer.run.goodput import REPEATED, RESTARTING, SKIPPED, VALIDATION, goodput
 
 
 def step(number: int, time: float, seconds: float = 1.0, **rest: Any) -> StepRecord:
@@ -48,7 +45,15 @@ def spent(steps: list[StepRecord], events: list[EventRecord]) -> dict[str, float
 def test_a_restart_is_what_lies_between_the_steps_that_count():
     steps = [step(1, 11.0), step(2, 12.0), step(3, 33.0)]
     events = [event(10.0, "start"), event(20.0, "restart"), event(31.5, "start")]
-    assert spent(steps, events) == {STEPS: 3.0, RESTARTS: 20.0, "stopped": 0.0}
+    found = spent(steps, events)
+    assert found == {STEPS: 3.0, REPEATED: 8.0, RESTARTING: 12.0, "stopped": 0.0}
+
+
+def test_of_two_failures_in_a_row_each_cost_what_it_did():
+    steps = [step(1, 11.0), step(2, 41.0)]
+    kinds = [(10, "start"), (14, "restart"), (20, "start"), (25, "restart"), (38, "start")]
+    found = spent(steps, [event(*each) for each in kinds])
+    assert found == {STEPS: 2.0, REPEATED: 3.0 + 5.0, RESTARTING: 6.0 + 13.0 + 2.0, "stopped": 0.0}
 
 
 def test_time_in_which_a_run_was_stopped_is_not_its_wall_clock():

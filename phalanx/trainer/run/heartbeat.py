@@ -18,6 +18,7 @@ LEAST_SECONDS = 5.0  # without a beat, before anybody is suspected
 STEPS = 5.0  # so many median steps, if that is more
 SLOW_SECONDS = 1800.0  # in what may take long and says so: start, compile, save
 DATA_SECONDS = 300.0  # for a batch
+COMPILE_SECONDS = 300.0  # for a step that may find out that a graph must be compiled again
 PHASE_SECONDS = {"checkpoints": SLOW_SECONDS, "reports": 60.0}  # what lies between steps
 STACK_SIGNAL = signal.SIGUSR2
 LEFT = "left"  # the phase of a rank that has nothing more to do
@@ -94,16 +95,17 @@ class Heartbeat:
         self.doing("")
         return before
 
-    def step(self, step: int, median_seconds: float) -> None:
+    def step(self, step: int, median_seconds: float, least: float = LEAST_SECONDS) -> None:
         """Begin a step, knowing how long the last ones took.
 
         Args:
             step: from 0.
             median_seconds: of the last steps; 0 where they were the first, which may be slow.
+            least: seconds that it may take in any case.
         """
         self._step = step
         if median_seconds:
-            self._step_limit = max(LEAST_SECONDS, STEPS * median_seconds)
+            self._step_limit = max(least, STEPS * median_seconds)
         self.phase("train")
 
     def doing(self, action: str) -> None:

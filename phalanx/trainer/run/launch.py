@@ -15,14 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from phalanx.core.errors import PhalanxError, RefusedError, StartError
+from phalanx.trainer.run.restart import Restarter, may_pass
 from phalanx.trainer.run.signals import INTERRUPTED, EndedError, Requests, held_back, listening
 from phalanx.trainer.run.sockets import keep_socket_paths_short
-
-if TYPE_CHECKING:
-    from phalanx.trainer.run.restart import Restarter
 
 PRELOAD = ("phalanx.trainer.run.worker", "torch.distributed.fsdp", "torch.distributed.tensor")
 FILES, FILES_OF_A_RANK = 48, 8  # that a launcher opens; the ranks themselves open fewer
@@ -127,7 +125,7 @@ def launch(
     ranks: int,
     on_stop: Callable[[], None] | None = None,
     on_event: Callable[[str], None] = lambda _: None,
-    restarter: "Restarter | None" = None,
+    restarter: Restarter | None = None,
 ) -> int:
     """Run `entry(worker, *args)` on `ranks` local processes, and wait for them.
 
@@ -160,36 +158,33 @@ def launch(
             attempt = (entry, args, ranks, number, restarter.grace if restarter else 0.0)
             try:
                 return _supervised(attempt, requests, on_stop)
-            except EndedError:
-                return _interrupted(restarter)
+            except EndedError as error:
+                return _interrupted(restarter, error)
             except StartError as error:
                 unconnected += 1
+                if requests.stop:
+                    return _interrupted(restarter, error)
                 if unconnected == ATTEMPTS:
                     raise
                 on_event(f"starting {ranks} ranks once more: {str(error).splitlines()[0]}")
             except PhalanxError as error:
-                if not _again(error, restarter, stopping=requests.stop):
+                if restarter is None or not may_pass(error):
+                    raise
+                if requests.stop:
+                    return _interrupted(restarter, error)
+                if not restarter.again(error):
                     raise
                 number, unconnected = number + 1, 0
-            if requests.stop:  # between two starts
-                return _interrupted(restarter)
 
 
-def _again(error: PhalanxError, restarter: "Restarter | None", *, stopping: bool) -> bool:
-    """Whether the ranks can be started again; whoever has asked them to stop need not be told."""
-    from phalanx.trainer.run.restart import may_pass
-
-    if restarter is None:
-        return False
-    return may_pass(error) if stopping else restarter.again(error)
-
-
-def _interrupted(restarter: "Restarter | None") -> int:
-    """75 promises that one can go on.
+def _interrupted(restarter: Restarter | None, error: PhalanxError) -> int:
+    """Ranks were asked to stop, and ended unsaved: 75 promises that one can go on all the same.
 
     Raises:
         EndedError: nothing was saved, so that one cannot.
     """
+    if restarter is not None:
+        restarter.stopped(error)
     if restarter is None or restarter.resumable():
         return INTERRUPTED
     raise EndedError("ended before anything was saved: there is nothing to resume")

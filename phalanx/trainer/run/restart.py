@@ -82,6 +82,16 @@ class Restarter:
         self._tell(error, step)
         return True
 
+    def stopped(self, error: PhalanxError) -> None:
+        """Tell that ranks which were asked to stop ended in another way, unsaved.
+
+        Args:
+            error: how.
+        """
+        step = max(self._directory.last_step(), 0)
+        text = f"asked to stop after step {step}, which is not saved: {_headline(error)}"
+        self._events.tell("stop", text, step=step, rank=getattr(error, "rank", None))
+
     def resumable(self) -> bool:
         """Whether there is a checkpoint to go on from."""
         return bool(self._checkpoints())

@@ -18,7 +18,7 @@ from phalanx.trainer.engine.step import train_step
 from phalanx.trainer.guard.corruption import Suspicion
 from phalanx.trainer.run.continuity import Resume, identity
 from phalanx.trainer.run.go_back import Back, go_back, is_spoiled, look, suspected
-from phalanx.trainer.run.heartbeat import DATA_SECONDS, SLOW_SECONDS
+from phalanx.trainer.run.heartbeat import COMPILE_SECONDS, DATA_SECONDS, LEAST_SECONDS, SLOW_SECONDS
 from phalanx.trainer.run.meter import Agreed, agree
 from phalanx.trainer.run.outcome import finish
 from phalanx.trainer.run.report import Reporter, StepMetrics, Summary
@@ -139,12 +139,13 @@ def _take_steps(session: Session, first: int, last: int) -> StepsTaken:
     """Take steps until the last, until asked to stop, or until the run has to go back."""
     engine, meter, ledger = session.engine, session.meter, session.engine.mesh.ledger
     skipped_in_a_row, shares, heart = 0, session.shares, session.worker.heart
+    least = COMPILE_SECONDS if session.run.layout.compile else LEAST_SECONDS
     with Prefetcher(session.training, engine.positions(), first, last) as batches:
         start = shares.begin(engine, meter)
         for step, batch in batches:
             engine.recorder.keeps_spans = step - first in _TRACED
             rate = engine.optimizer.learning_rate
-            heart.step(step, meter.recent_step_seconds)
+            heart.step(step, meter.recent_step_seconds, least)
             session.stragglers.begin()
             faults.point("step.before", step=step, tensors=partial(named_tensors, engine))
             back = look(session, step) if session.watch.is_due(step) else None
@@ -263,10 +264,10 @@ def _spoiled(saves: Saves) -> Back:
 def _save(session: Session, done: int) -> None:
     if session.saver:
         engine = session.engine
-        if session.directory:
-            session.directory.require_own(session.fence)
         faults.point("save.begin", step=done)
         with session.meter.apart("checkpoints", engine.mesh.ledger):
+            if session.directory:
+                session.directory.require_own(session.fence)
             kept = identity(session.run, session.corpus) | {"fence": session.fence}
             kept["skips"] = session.training.skips.to_json()
             state = progress(engine, done, kept)

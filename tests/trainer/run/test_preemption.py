@@ -20,6 +20,7 @@ from phalanx.core.run import Data, Recipe, Run
 from phalanx.trainer.checkpoint.names import steps
 from phalanx.trainer.faults import Fault, FaultPlan
 from phalanx.trainer.faults.inject import PLAN
+from phalanx.trainer.run.events import read_events
 from phalanx.trainer.run.signals import EndedError
 
 pytestmark = pytest.mark.ranks
@@ -87,6 +88,8 @@ def test_ranks_that_cannot_save_within_the_grace_are_ended(
     with pytest.raises(EndedError, match="before anything was saved: there is nothing to resume"):
         phalanx.train(hasty, name="a", runs=tmp_path)
     assert time.monotonic() - start < 60
+    (stop,) = (e for e in read_events(tmp_path / "a" / "events.jsonl") if e["kind"] == "stop")
+    assert "asked to stop after step 2, which is not saved" in stop["text"]
 
 
 @contextmanager
