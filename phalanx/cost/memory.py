@@ -366,5 +366,10 @@ def embedding(held: ActivationMemory, whole: WholeUnits) -> Moment:
 
 
 def update(held: ActivationMemory, whole: WholeUnits) -> Moment:
-    """The weights move before it is known whether they should; no activation is left."""
+    """The weights move before it is known whether they should; no activation is left.
+
+    Args:
+        held: of it all activations, which are gone, and where updates are optimistic.
+        whole: of it the copies that an update keeps.
+    """
     return Moment("update", held.table.optimistic, -held.held, 0.0, 0.0, whole.update)

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from recorded_runs import RECORDED, rewrite
+from recorded_runs import RECORDED, read_lines, rewrite, write_lines
 
 import phalanx
 from phalanx.cli.main import main
@@ -92,6 +92,15 @@ def test_whatever_a_run_says_cannot_command_a_terminal(
         main(["report", str(copied), "--format", form])
         shown = capsys.readouterr().out
         assert not set(shown) & {"\x1b", "\x07", "\r"}
+
+
+def test_a_long_run_makes_no_long_page(copied: Path):
+    lines = read_lines(copied / "metrics.jsonl")
+    more = [{**lines[-1], "step": n, "time": lines[-1]["time"] + n} for n in range(13, 5013)]
+    write_lines(copied / "metrics.jsonl", [*lines, *more])
+    event = read_lines(copied / "events.jsonl")[0]
+    write_lines(copied / "events.jsonl", [{**event, "kind": "restart"}] * 2000)
+    assert len(report_page(phalanx.report(copied))) < 200_000
 
 
 def test_a_page_is_drawn_for_a_run_of_one_step_and_of_many(copied: Path):
