@@ -1,5 +1,6 @@
 """The page of a report: one file that asks nobody for anything, whatever a run is called."""
 
+import json
 import re
 import shutil
 from html.parser import HTMLParser
@@ -87,11 +88,23 @@ def test_two_hostile_runs_are_inert_too(hostile: Path):
 def test_whatever_a_run_says_cannot_command_a_terminal(
     copied: Path, capsys: pytest.CaptureFixture[str]
 ):
-    rewrite(copied / "events.jsonl", lambda line: {**line, "text": "\x1b[2J\x07red\r\n| x"})
-    for form in ("table", "markdown"):
-        main(["report", str(copied), "--format", form])
-        shown = capsys.readouterr().out
-        assert not set(shown) & {"\x1b", "\x07", "\r"}
+    evil = "\x1b[2J\x07red\r\n| x"
+    rewrite(copied / "events.jsonl", lambda line: {**line, "text": evil})
+    environment = json.loads((copied / "env.json").read_text())
+    (copied / "env.json").write_text(json.dumps(environment | {"device": evil}))
+    rewrite(
+        copied / "ranks.jsonl",
+        lambda line: {**line, "messages": [{**m, "purpose": evil} for m in line["messages"]]},
+    )
+    named = copied.rename(copied.with_name("a\x1b[2Jb"))
+    for words in ([named], [named, RECORDED], [RECORDED, named]):
+        for form in ("table", "markdown", "csv"):
+            assert main(["report", *map(str, words), "--format", form]) == 0
+            shown = capsys.readouterr().out
+            assert not set(shown) & {"\x1b", "\x07", "\r"}
+    for form in ("table", "markdown", "csv"):
+        assert main(["doctor", str(named), "--format", form]) == 0
+        assert not set(capsys.readouterr().out) & {"\x1b", "\x07", "\r"}
 
 
 def test_a_long_run_makes_no_long_page(copied: Path):
