@@ -12,6 +12,7 @@ phalanx explore --json --set tp=16 --set chip=tpu-v5p
 import json
 import webbrowser
 from argparse import ArgumentParser, Namespace
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -96,9 +97,14 @@ def run(args: Namespace) -> int:
     if not args.no_browser:
         webbrowser.open(address)
     config = uvicorn.Config(
-        application(args.runs), log_level="error", ws="websockets-sansio", lifespan="off"
+        application(args.runs),
+        log_level="error",
+        ws="websockets-sansio",
+        lifespan="off",
+        timeout_graceful_shutdown=1,  # an open page does not hold the server back
     )
-    uvicorn.Server(config).run(sockets=[listening])
+    with suppress(KeyboardInterrupt):  # this is how it ends
+        uvicorn.Server(config).run(sockets=[listening])
     return 0
 
 

@@ -1,8 +1,11 @@
 """What `phalanx report` prints."""
 
+import shutil
+import sys
 import textwrap
 import time
 from collections.abc import Iterable, Sequence
+from typing import TypeVar, cast
 
 from phalanx.cli.summary import sparkline
 from phalanx.cli.table import print_facts, print_table
@@ -13,7 +16,9 @@ from phalanx.reports.report import RunReport
 from phalanx.reports.term import ReportTerm, signed
 
 WIDTH = 80  # columns of what is printed in sentences
-BAR = 24  # cells of a whole step
+BAR = 24  # cells of a whole step, where there is room
+BESIDE = 78  # columns of a waterfall without its bars
+LEAST_BAR = 8
 CURVE = 48
 SHOWN_EVENTS = 12
 SHOWN_RANKS = 8
@@ -30,7 +35,7 @@ def print_report(report: RunReport, form: str) -> None:
         _print_terms(report, form)
         return
     _title(report.name, form)
-    print_facts(facts(report), form)
+    print_facts(shown_rows(facts(report)), form)
     if report.terms:
         _section("a step, from the peak to what was achieved", form)
         _print_terms(report, form)
@@ -39,7 +44,7 @@ def print_report(report: RunReport, form: str) -> None:
         whole = report.wall.seconds
         rows = _wall_rows(report.wall.terms, whole)
         rows.append(("wall clock", "", show_seconds(whole), show_share(1.0)))
-        print_table(("", "", "seconds", "share"), rows, form)
+        _table(("", "", "seconds", "share"), rows, form)
     _print_traffic(report, form)
     _print_ranks(report, form)
     _print_events(report, form)
@@ -77,13 +82,13 @@ def print_difference(found: ReportDifference, form: str) -> None:
     headers = ("term of a step", first.name, second.name, "change", "planned change")
     if form != "csv":
         _title(f"{first.name} and {second.name}", form)
-    print_table(headers, rows, form)
+    _table(headers, rows, form)
     if form == "csv":
         return
     keys = [(key, _value(a), _value(b)) for key, a, b in found.keys]
     _section("keys that differ" if keys else "no key of their run files differs", form)
     if keys:
-        print_table(("key", first.name, second.name), keys, form)
+        _table(("key", first.name, second.name), keys, form)
     for report in (first, second):
         _print_notes((f"{report.name}: {note}" for note in report.notes), form)
 
@@ -159,35 +164,54 @@ def _goodput(report: RunReport) -> str:
 
 def _print_terms(report: RunReport, form: str) -> None:
     rows: list[tuple[str, ...]] = []
+    cells = bar_cells() if form == "table" else 0
     begun, whole = 0.0, report.step_seconds or 0.0
     for term in report.terms:
-        rows.append(_term_row(term, begun, whole, form))
+        rows.append(_term_row(term, _bar(begun, term, whole, cells)))
         begun += term.measured or 0.0
         for name, seconds in term.parts.items():
             rows.append((f"  of it: {name}", "", "-", show_seconds(seconds), "-", "-"))
     plan = report.plan.estimate.step_seconds if report.plan else None
-    bar = "█" * BAR if form == "table" else ""
     change = "-" if plan is None else signed(whole - plan)
     planned = "-" if plan is None else show_seconds(plan)
-    rows.append(("step", bar, show_seconds(whole), planned, change, show_share(1.0)))
+    rows.append(("step", "█" * cells, show_seconds(whole), planned, change, show_share(1.0)))
     headers: tuple[str, ...] = ("", "", "measured", "planned", "difference", "share")
-    if form != "table":
+    if not cells:
         headers, rows = headers[:1] + headers[2:], [row[:1] + row[2:] for row in rows]
-    print_table(headers, rows, form)
+    _table(headers, rows, form)
 
 
-def _term_row(term: ReportTerm, begun: float, whole: float, form: str) -> tuple[str, ...]:
+def _table(headers: Sequence[str], rows: Iterable[tuple[str, ...]], form: str) -> None:
+    """Print rows of which some texts are a run's own."""
+    print_table([printable(header) for header in headers], shown_rows(rows), form)
+
+
+def bar_cells() -> int:
+    """How long a bar can be on this terminal; 0 where there is no room for any."""
+    if not sys.stdout.isatty():
+        return BAR
+    room = shutil.get_terminal_size().columns - BESIDE
+    return min(room, BAR) if room >= LEAST_BAR else 0
+
+
+def _bar(begun: float, term: ReportTerm, whole: float, cells: int) -> str:
+    """Begins where the term before ended."""
+    if not cells or not whole:
+        return ""
+    until = begun + (term.measured or 0.0)
+    start, end = (round(cells * each / whole) for each in (begun, until))
+    return " " * start + ("█" * (end - start) or "▏")
+
+
+def _term_row(term: ReportTerm, bar: str) -> tuple[str, ...]:
     seconds = term.measured or 0.0
-    start, end = (round(BAR * each / whole) if whole else 0 for each in (begun, begun + seconds))
-    bar = " " * start + ("█" * (end - start) or "▏")
-    known = term.planned is not None
     return (
         term.name,
-        bar if form == "table" else "",
+        bar,
         show_seconds(seconds),
-        show_seconds(term.planned) if term.planned is not None else "-",
-        signed(seconds - (term.planned or 0.0)) if known else "-",
-        show_share(term.share) if term.share is not None else "-",
+        "-" if term.planned is None else show_seconds(term.planned),
+        "-" if term.planned is None else signed(seconds - term.planned),
+        "-" if term.share is None else show_share(term.share),
     )
 
 
@@ -195,7 +219,7 @@ def _wall_rows(terms: Iterable[ReportTerm], whole: float) -> list[tuple[str, ...
     return [
         (
             term.name,
-            "█" * round(BAR * (term.measured or 0.0) / whole) or "▏",
+            "█" * round(BAR * (term.measured or 0.0) / (whole or 1.0)) or "▏",
             show_seconds(term.measured or 0.0),
             show_share(term.share or 0.0),
         )
@@ -218,7 +242,7 @@ def _print_traffic(report: RunReport, form: str) -> None:
         for message in report.traffic
     ]
     _section("bytes that rank 0 sent in one step", form)
-    print_table(("axis", "collective", "of", "sent", "planned", ""), rows, form)
+    _table(("axis", "collective", "of", "sent", "planned", ""), rows, form)
 
 
 def _print_ranks(report: RunReport, form: str) -> None:
@@ -237,7 +261,7 @@ def _print_ranks(report: RunReport, form: str) -> None:
         for rank in sorted({*ranked, slow})
     ]
     _section(f"ranks that compute longest; furthest above its peers: rank {slow.rank}", form)
-    print_table(("rank", "where", "computes", "waits", "over its peers"), rows, form)
+    _table(("rank", "where", "computes", "waits", "over its peers"), rows, form)
 
 
 def _print_events(report: RunReport, form: str) -> None:
@@ -254,7 +278,7 @@ def _print_events(report: RunReport, form: str) -> None:
         )
         for event in told
     ]
-    print_table(("UTC", "event", "step", ""), rows, form)
+    _table(("UTC", "event", "step", ""), rows, form)
 
 
 def _print_notes(notes: Iterable[str], form: str) -> None:
@@ -285,6 +309,9 @@ def _value(value: object) -> str:
     return "-" if value is None else printable(str(value))
 
 
-def shown_rows(rows: Iterable[Sequence[str]]) -> list[tuple[str, ...]]:
+Row = TypeVar("Row", bound=tuple[str, ...])
+
+
+def shown_rows(rows: Iterable[Row]) -> list[Row]:
     """Rows of texts of somebody else's, each printable."""
-    return [tuple(printable(cell) for cell in row) for row in rows]
+    return [cast(Row, tuple(printable(cell) for cell in row)) for row in rows]

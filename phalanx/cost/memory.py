@@ -11,11 +11,13 @@ Moments of a backward pass compete for the peak. At each, a rank holds
     first block    R + G(x)      -                    2 blocks, table (2)   block, left behind
     second block   R + G(x) - K  -                    2 blocks, table (2)   block, one sent
     embedding      - stage       -                    table (2), S          table, block, made
+    update (3)     - in flight   -                    -                     -
 
 beside its weights, gradients and optimizer state, sharded by ZeRO, and messages of the pipeline.
 A activations of a micro-batch on all its stages, K of one block; R what recomputation makes again;
 G gradients; S one activation between blocks. (1) Only where activations leave the device. (2) Only
-a tied table that is embedding and head at once.
+a tied table that is embedding and head at once. (3) Only where an update may be taken back: with
+copies of the state that it moves.
 
 Everything is a column over a table of layouts and ranks: a row may be a layout, or a pipeline rank
 of one. Symbols: h hidden, f ffn width, V vocabulary, t tp, T tokens of a micro-batch on one rank.
@@ -39,7 +41,7 @@ from phalanx.cost.ranks import ParameterCounts, PipelineRanks, ranks_of
 from phalanx.cost.saved import OURS, Stack
 from phalanx.cost.table import Column, Integers, Table, Which, some_rows
 
-MomentName = Literal["forward", "loss", "backward"]
+MomentName = Literal["forward", "loss", "backward", "update"]
 CLASSES = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "reserve")
 
 
@@ -76,7 +78,7 @@ class RankMemory:
     """Bytes of ranks at their worst moment, in columns; of one rank, in numbers.
 
     Attributes:
-        moment: whether that is in forward, at the head, or in the backward of what lies before it.
+        moment: in forward, at the head, in the backward of what lies before it, or at the update.
         weights: as the products read them, kept all the time.
         gradients: accumulated.
         optimizer: master weights and moments.
@@ -213,6 +215,7 @@ class PlainMoments(NamedTuple):
     first_block: Column
     second_block: Column
     embedding: Column
+    update: Column
 
     @classmethod
     def of(cls, held: ActivationMemory) -> "PlainMoments":
@@ -275,6 +278,8 @@ def moments_by_whole(held: ActivationMemory, whole: WholeUnits) -> Iterator[tupl
     yield "second_block", second_block(held, whole)
     if np.any(held.blocks.first):
         yield "embedding", embedding(held, whole)
+    if np.any(held.table.optimistic):
+        yield "update", update(held, whole)
 
 
 def forward(held: ActivationMemory, whole: WholeUnits) -> Moment:
@@ -358,3 +363,13 @@ def embedding(held: ActivationMemory, whole: WholeUnits) -> Moment:
     freed = np.where(held.away, 0.0, -held.stage_activations)
     made = held.made_gradient + held.of_block.boundary
     return Moment("backward", held.blocks.first > 0, freed, 0.0, made, whole.embedding)
+
+
+def update(held: ActivationMemory, whole: WholeUnits) -> Moment:
+    """The weights move before it is known whether they should; no activation is left.
+
+    Args:
+        held: of it all activations, which are gone, and where updates are optimistic.
+        whole: of it the copies that an update keeps.
+    """
+    return Moment("update", held.table.optimistic, -held.held, 0.0, 0.0, whole.update)

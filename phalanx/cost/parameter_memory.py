@@ -26,6 +26,7 @@ class WholeUnits(NamedTuple):
         loss: head and block, and gradients that were left behind.
         matrix: beside them, the gradient of the head.
         first_block, second_block, embedding: in backward, as `cost/memory.py` has them.
+        update: copies that bring back weights and moments, where an update may be taken back.
     """
 
     forward: Column = 0.0
@@ -34,6 +35,7 @@ class WholeUnits(NamedTuple):
     first_block: Column = 0.0
     second_block: Column = 0.0
     embedding: Column = 0.0
+    update: Column = 0.0
 
 
 @dataclass(frozen=True)
@@ -109,12 +111,11 @@ class ParameterMemory:
         apart = np.where(zero == 1, part, 0.0) if self.stack.reduced_apart else 0.0
         stays = np.where((zero == 3) & ~table.reshard, whole * self.element, 0.0)
         stays = stays + self.stashed * whole * self.element
-        twice = 1 + table.optimistic  # copies that bring weights and moments back
         state = StateBytes(
             weights=spread[3] * per_param.weights + stays,
             gradients=(spread[2] + apart) * per_param.gradients,
-            master=spread[1] * per_param.master * twice,
-            moments=spread[1] * per_param.moments * twice,
+            master=spread[1] * per_param.master,
+            moments=spread[1] * per_param.moments,
         )
         if not np.any(self._state_away):
             return state
@@ -161,7 +162,20 @@ class ParameterMemory:
             first_block=around + self.sent(still),
             second_block=around + self.sent(block + others),
             embedding=end + self.sent(before),
+            update=self.undo,
         )
+
+    @cached_property
+    def undo(self) -> Column:
+        """Bytes of the copies that bring back master weights and moments."""
+        if not np.any(self.table.optimistic):
+            return 0.0
+        per_param = state_bytes(self.table.precision, self.zero, self.stack)
+        whole = self.shared + self.experts
+        kept = np.where(self.zero >= 1, self.parameters_kept, whole)
+        master = np.where(per_param.master > 0, per_param.master, self.element)
+        stays = self.table.optimistic & ~self._state_away
+        return np.where(stays, kept * (master + per_param.moments), 0.0)
 
     def gathered(self, params: Column) -> Column:
         """Bytes of weights that come and go: the unit in use and the next one are whole.

@@ -5,6 +5,7 @@ Symbols: p pipeline ranks, m micro-batches, v chunks per rank.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -125,9 +126,9 @@ class RankKinds:
         """Each schedule, and the rows that have it."""
         names = list(dict.fromkeys(self.schedules))
         codes = np.array([names.index(name) for name in self.schedules])[pipeline]
-        starts = np.flatnonzero(np.diff(codes, prepend=-1))
-        for start, stop in zip(starts, (*starts[1:], len(codes)), strict=True):
-            yield names[codes[start]], slice(int(start), int(stop))
+        bounds = [*np.flatnonzero(np.diff(codes, prepend=-1)).tolist(), len(codes)]
+        for start, stop in pairwise(bounds):
+            yield names[codes[start]], slice(start, stop)
 
 
 def _is_empty(shape: ModelShape, layout: Layout) -> bool:

@@ -17,7 +17,9 @@ from phalanx.reports.term import ReportTerm, signed
 WIDTH, HEIGHT = 640, 150  # of the loss curve, in units of its own
 NAMES = 210  # of them that the names of terms take
 ROW = 22
-MARKED = ("restart", "resume", "spike", "straggler", "suspicion", "save", "set aside", "stop")
+MARKED = ("restart", "resume", "spike", "straggler", "suspicion", "set aside", "stop")
+MOST_DOTS = 200  # of held-out losses, and of marks
+MOST_EVENTS = 200  # the last ones
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c2430; --paper: #fff; --line: #d5dae1;
@@ -192,6 +194,8 @@ def _curve(report: RunReport) -> str:
         for step in report.record.steps
         if step.validation_loss is not None
     ]
+    held = held[:: -(-len(held) // MOST_DOTS) or 1]
+    told = [e for e in report.events if e.kind in MARKED and e.step is not None][-MOST_DOTS:]
     losses = [loss for _, loss in (*points, *held)]
     low, high = min(losses), max(losses)
     first, last = points[0][0], points[-1][0]
@@ -209,9 +213,8 @@ def _curve(report: RunReport) -> str:
     marks = [
         f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="5" y2="{HEIGHT - 20}">'
         f"<title>{escape(f'{event.kind}: {event.text}')}</title></line>"
-        for event in report.events
-        if event.kind in MARKED and event.step is not None
-        for x, _ in [at(min(max(event.step, first), last), low)]
+        for event in told
+        for x, _ in [at(min(max(event.step or 0, first), last), low)]
     ]
     labels = (
         f'<text x="0" y="14">{high:.3f}</text><text x="0" y="{HEIGHT - 20}">{low:.3f}</text>'
@@ -246,9 +249,11 @@ def _events(report: RunReport) -> str:
             "" if event.rank is None else event.rank,
             event.text,
         )
-        for event in report.events
+        for event in report.events[-MOST_EVENTS:]
     ]
-    return html_table("", rows, ("UTC", "event", "step", "rank", ""))
+    left_out = len(report.events) - len(rows)
+    title = f"{left_out:,} earlier ones are left out" if left_out else ""
+    return html_table(title, rows, ("UTC", "event", "step", "rank", ""))
 
 
 def _or_nothing(value: int | None) -> str:

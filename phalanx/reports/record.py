@@ -269,13 +269,15 @@ def _steps(lines: list[Mapping[str, Any]]) -> tuple[StepRecord, ...]:
 
 
 def _windows(lines: list[Mapping[str, Any]]) -> tuple[Window, ...]:
-    """The newest of those that share steps: a run that went back did them again."""
+    """Those that nothing later goes back behind: a run that went back did their steps again."""
     kept: list[Window] = []
+    lowest = math.inf  # of the steps of all that were written later
     for line in reversed(lines):
         window = _window(line)
-        if window and all(window.last < w.first or w.last < window.first for w in kept):
+        if window and window.last < lowest:
             kept.append(window)
-    return tuple(sorted(kept, key=lambda window: window.first))
+            lowest = window.first
+    return tuple(reversed(kept))
 
 
 def _window(line: Mapping[str, Any]) -> Window | None:

@@ -7,6 +7,7 @@ what happened between is read from the events there.
 """
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -159,12 +160,14 @@ def _gaps(steps: Sequence[StepRecord], events: Sequence[EventRecord]) -> Iterato
     """
     marks = [event.time for event in events if event.kind in ("start", "restart", "stop")]
     first, last = min([steps[0].begun, *marks]), max([steps[-1].time or 0.0, *marks])
+    times = [event.time for event in events]
     begin, before = first, None
     for step in [*steps, None]:
         end = step.begun if step else last
-        inside = [event for event in events if begin <= event.time <= max(end, begin)]
+        end = max(end, begin)
+        inside = events[bisect_left(times, begin) : bisect_right(times, end)]
         if end > begin or inside:
-            yield _Gap(begin, max(end, begin), inside, before, step)
+            yield _Gap(begin, end, inside, before, step)
         if step:
             begin, before = max(step.time or 0.0, begin), step
 

@@ -85,6 +85,16 @@ def test_every_micro_batch_in_flight_costs_one_more_pass():
     assert one > 0
 
 
+@pytest.mark.parametrize(("precision", "undone"), [("bf16", 12), ("fp32", 12), ("fp64", 24)])
+def test_an_update_that_may_be_taken_back_copies_weights_and_moments(precision: str, undone: int):
+    layout = Layout.parse(f"dp=4 pp=2 precision={precision} recompute=full optimistic=on zero=0")
+    found = rank_memory(LLAMA_12, layout, 64, 0, 1)
+    assert found.moment == "update"
+    assert found.activations == 0
+    params = found.weights / {"bf16": 2, "fp32": 4, "fp64": 8}[precision]
+    assert found.buffers == pytest.approx(undone * params, rel=1e-2)
+
+
 def test_the_last_rank_peaks_at_its_loss_and_the_first_in_backward():
     assert memory("pp=4", 4, 0).moment == "backward"
     last = memory("pp=4", 1, 3)

@@ -1,5 +1,8 @@
 import json
 import re
+import signal
+import subprocess
+import sys
 
 import pytest
 from explorer_client import get
@@ -106,3 +109,16 @@ def test_a_bad_message_is_answered_and_nothing_ends(address: str, text: str):
         assert json.loads(live.recv())["error"]
         live.send('{"n": 2, "state": "v1&tp=4", "see": []}')
         assert json.loads(live.recv())["state"] == "v1&tp=4"
+
+
+def test_the_command_serves_until_it_is_interrupted_and_ends_well():
+    command = [sys.executable, "-m", "phalanx", "explore", "--no-browser", "--port", "0"]
+    with subprocess.Popen(
+        [*command, "--set", "tp=16"], stdout=subprocess.PIPE, text=True
+    ) as server:
+        address = server.stdout.readline().strip()
+        assert address.endswith("/?v1&tp=16")
+        host = address.removeprefix("http://").partition("/")[0]
+        with connect(f"ws://{host}/api/v1/live", origin=f"http://{host}"):
+            server.send_signal(signal.SIGINT)
+            assert server.wait(20) == 0

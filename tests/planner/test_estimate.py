@@ -211,11 +211,10 @@ def test_copies_over_the_host_link_show_where_arithmetic_does_not_hide_them():
     assert state.peak_bytes < plain.peak_bytes
 
 
-def test_an_optimistic_update_needs_room_and_time_for_a_copy():
+def test_an_optimistic_update_takes_time_for_a_copy_whose_room_activations_have_left():
     plain, copied = price("dp=4 pp=2"), price("dp=4 pp=2 optimistic=on")
     assert copied.step.find("optimizer").seconds > plain.step.find("optimizer").seconds
-    sizes = [dict(found.worst_rank.by_class)["optimizer"] for found in (plain, copied)]
-    assert sizes[1] == pytest.approx(2 * sizes[0])
+    assert copied.peak_bytes == plain.peak_bytes  # at its loss
 
 
 def test_a_compiled_block_moves_fewer_bytes_and_launches_fewer_kernels():

@@ -28,3 +28,10 @@ def test_pipelines_with_fewer_kinds_repeat_their_first_rank():
     assert kinds.number.tolist() == [2, 3]
     assert kinds.blocks.dense[0].tolist() == [126] * 3
     assert kinds.kinds(np.array([0])) == 2
+
+
+def test_equal_schedules_stand_together_and_no_rows_have_none():
+    layouts = [Layout(pp=2), Layout(pp=2, schedule="gpipe")]
+    kinds = RankKinds.of(load.model("llama-3-8b"), layouts)
+    assert list(kinds.runs(np.array([0, 0, 1]))) == [("1f1b", slice(0, 2)), ("gpipe", slice(2, 3))]
+    assert list(kinds.runs(np.array([], dtype=np.int64))) == []

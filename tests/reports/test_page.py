@@ -1,12 +1,13 @@
 """The page of a report: one file that asks nobody for anything, whatever a run is called."""
 
+import json
 import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from recorded_runs import RECORDED, rewrite
+from recorded_runs import RECORDED, read_lines, rewrite, write_lines
 
 import phalanx
 from phalanx.cli.main import main
@@ -87,11 +88,32 @@ def test_two_hostile_runs_are_inert_too(hostile: Path):
 def test_whatever_a_run_says_cannot_command_a_terminal(
     copied: Path, capsys: pytest.CaptureFixture[str]
 ):
-    rewrite(copied / "events.jsonl", lambda line: {**line, "text": "\x1b[2J\x07red\r\n| x"})
-    for form in ("table", "markdown"):
-        main(["report", str(copied), "--format", form])
-        shown = capsys.readouterr().out
-        assert not set(shown) & {"\x1b", "\x07", "\r"}
+    evil = "\x1b[2J\x07red\r\n| x"
+    rewrite(copied / "events.jsonl", lambda line: {**line, "text": evil})
+    environment = json.loads((copied / "env.json").read_text())
+    (copied / "env.json").write_text(json.dumps(environment | {"device": evil}))
+    rewrite(
+        copied / "ranks.jsonl",
+        lambda line: {**line, "messages": [{**m, "purpose": evil} for m in line["messages"]]},
+    )
+    named = copied.rename(copied.with_name("a\x1b[2Jb"))
+    for words in ([named], [named, RECORDED], [RECORDED, named]):
+        for form in ("table", "markdown", "csv"):
+            assert main(["report", *map(str, words), "--format", form]) == 0
+            shown = capsys.readouterr().out
+            assert not set(shown) & {"\x1b", "\x07", "\r"}
+    for form in ("table", "markdown", "csv"):
+        assert main(["doctor", str(named), "--format", form]) == 0
+        assert not set(capsys.readouterr().out) & {"\x1b", "\x07", "\r"}
+
+
+def test_a_long_run_makes_no_long_page(copied: Path):
+    lines = read_lines(copied / "metrics.jsonl")
+    more = [{**lines[-1], "step": n, "time": lines[-1]["time"] + n} for n in range(13, 5013)]
+    write_lines(copied / "metrics.jsonl", [*lines, *more])
+    event = read_lines(copied / "events.jsonl")[0]
+    write_lines(copied / "events.jsonl", [{**event, "kind": "restart"}] * 2000)
+    assert len(report_page(phalanx.report(copied))) < 200_000
 
 
 def test_a_page_is_drawn_for_a_run_of_one_step_and_of_many(copied: Path):

@@ -239,6 +239,13 @@ def test_steps_that_were_done_again_count_once(copied: Path):
     assert report_on(copied).step_seconds == pytest.approx(10.0)
 
 
+def test_windows_of_steps_that_a_run_went_back_behind_do_not_count(copied: Path):
+    lines = read_lines(copied / "ranks.jsonl")
+    behind = [{**lines[-1], "first": 13, "last": 62, "seconds": 1e6}, *lines]
+    write_lines(copied / "ranks.jsonl", [lines[0], *behind])
+    assert report_on(copied).step_seconds == report_on(RECORDED).step_seconds
+
+
 def test_reading_a_run_brings_no_torch():
     code = f"""
 import sys

@@ -25,11 +25,12 @@ def worked(state: Reading) -> Panel:
 
 def _question(number: int, problem: Problem) -> str:
     unit = UNITS.get(problem.unit, problem.unit)
+    ask = "Your answer, yes or no" if problem.unit == "yes or no" else f"Your answer, in {unit}"
     id = escape(problem.id)
     return (
         f'<form class="problem" data-problem="{id}"><p><b>{number}.</b> {escape(problem.question)} '
         f'<span class="fine">{escape(problem.source)}</span></p>'
-        f'<p class="ask"><label>Your answer, in {escape(unit)} <input name="answer" autocomplete="off" spellcheck="false"></label>'
+        f'<p class="ask"><label>{escape(ask)} <input name="answer" autocomplete="off" spellcheck="false"></label>'
         f'<button class="try">Grade it</button> <span class="grade" role="status"></span></p>'
         f"<details><summary>Show the way</summary><p>{escape(problem.way)}</p></details></form>"
     )
