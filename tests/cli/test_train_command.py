@@ -73,7 +73,7 @@ def test_a_run_writes_what_the_contract_lists(trained: tuple[Path, Done]) -> Non
     run = folder / "runs" / "a"
     assert done.returncode == 0, done.stderr
     files = {".fence", ".lock", "done", "env.json", "events.jsonl", "metrics.jsonl", "run.toml"}
-    files |= {"checkpoints", "summary.json", "timeline.json"}
+    files |= {"checkpoints", "ranks.jsonl", "summary.json", "timeline.json"}
     assert {path.name for path in run.iterdir()} == files
     assert steps(run) == [1, 2, 3, 4, 5]
     assert load_run(run / "run.toml").layout == Layout(pp=2)
