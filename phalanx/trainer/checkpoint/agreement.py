@@ -91,8 +91,13 @@ class Save:
     def wait_until(self, done: Callable[[], bool], missing: Callable[[], str]) -> None:
         """Look again and again until `done`, or until some rank fails.
 
+        Args:
+            done: whether it has come; asked at once, then after pauses of 1 ms that grow to 0.2 s.
+            missing: what has not come, in a few words for the message; called only when patience
+                ends.
+
         Raises:
-            CheckpointError: a rank failed, or patience ran out; `missing` says what for.
+            CheckpointError: a rank failed, or `patience` seconds are over.
         """
         deadline, pause = time.monotonic() + self.patience, FIRST_POLL
         while True:

@@ -65,8 +65,14 @@ class FlatRange:
 def check_part(label: str, shape: tuple[int, ...], part: FlatRange) -> None:
     """Refuse a part that does not lie inside a tensor of this shape.
 
+    Args:
+        label: what the message calls the tensor.
+        shape: of the whole tensor; empty for a scalar.
+        part: of it.
+
     Raises:
-        CheckpointError: naming the tensor as `label`.
+        CheckpointError: the box has another number of dims or leaves the shape, or the range leaves
+            the box.
     """
     offsets, sizes = part.box.offsets, part.box.sizes
     if not len(shape) == len(offsets) == len(sizes) or any(
@@ -105,6 +111,13 @@ def moves(source: FlatRange, target: FlatRange) -> Iterator[Move]:
     """The copies that bring every element which both parts hold from `source` to `target`.
 
     Each shared element is moved exactly once. Parts of the same box share one contiguous run.
+
+    Args:
+        source: what a first flat tensor holds.
+        target: what a second one is to hold, of the same global tensor.
+
+    Returns:
+        Copies whose positions count elements from the start of each part.
     """
     if source.box == target.box:
         source, target = _flat(source), _flat(target)

@@ -64,7 +64,15 @@ def verify(path: Path, *, hashes: bool = True, check: Check = accept) -> Manifes
 
 
 def intact_beside(path: Path, check: Check = accept) -> Path | None:
-    """The newest checkpoint beside a damaged one that can be used in its place."""
+    """The newest checkpoint beside a damaged one that can be used in its place.
+
+    Args:
+        path: of the damaged one; it is left out itself.
+        check: raises DamagedError where what a checkpoint says is not to be used.
+
+    Returns:
+        Its path, every byte read; None if there is none.
+    """
     for _, other in steps(path.parent):
         if other.name == path.name:
             continue
@@ -77,7 +85,14 @@ def intact_beside(path: Path, check: Check = accept) -> Path | None:
 
 
 def set_aside(path: Path, reason: str, on_event: Callable[[str], None]) -> None:
-    """Rename a damaged checkpoint so that nothing loads it and nothing deletes it."""
+    """Rename a damaged checkpoint so that nothing loads it and nothing deletes it.
+
+    Args:
+        path: of the checkpoint.
+        reason: what is wrong with it, for the event.
+        on_event: told its new name, which begins with `corrupt-`; or why it could not be renamed,
+            since nothing is raised.
+    """
     aside = path.with_name(f"corrupt-{path.name}")
     count = 1
     while aside.exists():

@@ -19,9 +19,13 @@ from phalanx.trainer.checkpoint.shard import Shard
 def write_part(save: Save, shard: Shard) -> None:
     """Write this rank's shard, then the ticket that says it is complete and durable.
 
+    Args:
+        save: of this rank.
+        shard: its snapshot.
+
     Raises:
         CheckpointError: another rank has failed.
-        OSError: the disk has.
+        OSError: the disk has, or the file came out shorter than the shard.
     """
     save.check()
     save.disk.make_directory(save.partial)

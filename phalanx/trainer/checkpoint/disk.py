@@ -26,7 +26,12 @@ class Disk:
         return FileIO(path, "w")
 
     def write(self, file: FileIO, data: memoryview) -> None:
-        """Write all of `data` (bytes)."""
+        """Write all of `data`.
+
+        Args:
+            file: as `create` gives it.
+            data: one byte an element.
+        """
         while len(data):
             data = data[file.write(data) :]
 
@@ -43,7 +48,13 @@ class Disk:
             os.close(descriptor)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Move a file or a directory within one file system, all at once."""
+        """Move a file or a directory within one file system, all at once.
+
+        Args:
+            source: what is moved.
+            target: its new path; what is there is replaced if it is a file, or an empty directory
+                for a directory.
+        """
         source.rename(target)
 
     def remove(self, path: Path) -> None:
@@ -63,9 +74,17 @@ class Written(NamedTuple):
 
 
 def write_file(disk: Disk, path: Path, chunks: Iterable[memoryview]) -> Written:
-    """Write `chunks` (of bytes) to a new file, make it durable, and say what it must read back as.
+    """Write `chunks` to a new file, make it durable, and say what it must read back as.
 
     The hash of a chunk is computed while the chunk is being written.
+
+    Args:
+        disk: the file system.
+        path: of the file; if there is one, it is emptied first.
+        chunks: one byte an element.
+
+    Raises:
+        OSError: the disk has failed.
     """
     digest, size = hashlib.sha256(), 0
     with disk.create(path) as file, ThreadPoolExecutor(max_workers=1) as hasher:

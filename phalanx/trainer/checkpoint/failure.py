@@ -75,7 +75,13 @@ def _publish(save: Save, error: Exception, needed: int) -> str:
 
 
 def explain(save: Save, error: Exception, needed: int) -> str:
-    """Say on one line what failed, where, how much was needed, and what to change."""
+    """Say on one line what failed, where, how much was needed, and what to change.
+
+    Args:
+        save: the save that failed.
+        error: why; a CheckpointError says it on one line already.
+        needed: bytes that this rank wanted to write.
+    """
     if isinstance(error, CheckpointError):
         return str(error)
     if not isinstance(error, OSError):

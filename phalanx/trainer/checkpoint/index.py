@@ -154,8 +154,12 @@ def whole(value: object) -> int:
 def matching(pattern: re.Pattern[str], value: object) -> str:
     """A text from a file that is all of a pattern.
 
+    Args:
+        pattern: that the whole text has to match.
+        value: as JSON gave it.
+
     Raises:
-        ValueError: it is not.
+        ValueError: it is no text, or does not match.
     """
     if not isinstance(value, str) or not pattern.fullmatch(value):
         raise ValueError(f"{str(value)[:80]!r} is no name")

@@ -47,7 +47,14 @@ def ticket_name(rank: int) -> str:
 
 
 def hidden_name(name: str, attempt: str, count: int, kind: str) -> str:
-    """Name of a directory that readers never look at; `name` is that of a checkpoint."""
+    """Name of a directory that readers never look at.
+
+    Args:
+        name: of the directory of a checkpoint.
+        attempt: which start of the run saves; letters, digits and _.
+        count: which save of that attempt, from 1.
+        kind: partial, failed or discarded.
+    """
     return f".{name}.{attempt}-{count}.{kind}"
 
 
@@ -61,8 +68,15 @@ def steps(directory: Path) -> list[tuple[int, Path]]:
 def abandon_after(directory: Path, step: int) -> list[Path]:
     """Rename checkpoints of later steps, so that a run that goes back never goes on from them.
 
+    Args:
+        directory: where checkpoints live; it need not exist.
+        step: what the run goes back to; its own checkpoint keeps its name.
+
     Returns:
         Those that were renamed, under the names that they had.
+
+    Raises:
+        OSError: one cannot be renamed; those of later steps have been by then.
     """
     later = [path for found, path in steps(directory) if found > step]
     for path in later:

@@ -30,6 +30,13 @@ class RawTensors:
     def words(self, name: str, field: str) -> NDArray[np.unsignedinteger]:
         """A whole tensor as unsigned words, one for each element, in its own shape.
 
+        Args:
+            name: global parameter name.
+            field: what is kept about it: "weight", "exp_avg", ...
+
+        Returns:
+            uint8, 16, 32 or 64, as wide as an element; a copy in host memory.
+
         Raises:
             CheckpointError: it has no such tensor.
         """

@@ -86,8 +86,16 @@ class Checkpoint:
     def tensor(self, name: str, field: str = "weight") -> torch.Tensor:
         """One whole global tensor, in host memory.
 
+        Args:
+            name: global parameter name.
+            field: what is kept about it: "weight", "exp_avg", ...
+
+        Returns:
+            Of the global shape, in the dtype that was saved.
+
         Raises:
             CheckpointError: no such parameter or field, with the nearest names.
+            DamagedError: the files do not hold what the manifest promises.
         """
         first = self._stored(name, field)[0]
         whole = torch.empty(first.shape, dtype=_TORCH_DTYPES[first.dtype])

@@ -64,7 +64,16 @@ def prune(
 
 
 def sweep_others(directory: Path, attempt: str, disk: Disk) -> None:
-    """Delete what other attempts left half-done; ranks of this one may be writing already."""
+    """Delete what other attempts left half-done; ranks of this one may be writing already.
+
+    Args:
+        directory: where checkpoints live.
+        attempt: this one, whose own stay.
+        disk: the file system; what it fails to delete is left.
+
+    Raises:
+        OSError: the directory cannot be listed.
+    """
     for other, _, path in hidden(directory):
         if other != attempt:
             with suppress(OSError):

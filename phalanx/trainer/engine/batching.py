@@ -74,6 +74,15 @@ def count_targets(engine: Engine, batches: Sequence[MicroBatch], *, each: bool =
 
 
 def count_valid(engine: Engine, batches: Sequence[MicroBatch], *, each: bool = False) -> Tensor:
-    """As `count_targets`, but at least 1, and in the dtype of the loss: what a mean divides by."""
+    """As `count_targets`, but at least 1, and in the dtype of the loss: what a mean divides by.
+
+    Args:
+        engine: of this rank.
+        batches: its micro-batches.
+        each: count those of each micro-batch by themselves.
+
+    Returns:
+        A number, or [m]; float64 where activations are, else float32.
+    """
     wide = torch.float64 if engine.executor.wire.form.dtype == torch.float64 else torch.float32
     return count_targets(engine, batches, each=each).clamp(min=1).to(wide)

@@ -23,10 +23,26 @@ class Memory(Protocol):
     """A place for the state of units."""
 
     def zeros(self, count: int, dtype: torch.dtype) -> Tensor:
-        """`count` zeros that live there."""
+        """Zeros that live there, [count].
+
+        Args:
+            count: elements.
+            dtype: of each.
+
+        Raises:
+            PhalanxError: a disk has no room for them, or may not be written.
+        """
 
     def load(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """What lies in `x`, on the device, in another dtype."""
+        """What lies in `x`, on the device, in another dtype.
+
+        Args:
+            x: of any shape; lives there.
+            dtype: of the result.
+
+        Returns:
+            Of the shape of `x`; on a GPU the current stream may still be copying.
+        """
 
     def rest(self, *tensors: Tensor) -> None:
         """These are not needed for a while."""
@@ -42,11 +58,21 @@ class OnDevice:
         self.device = device
 
     def zeros(self, count: int, dtype: torch.dtype) -> Tensor:
-        """Zeros on the device."""
+        """Zeros on the device, [count].
+
+        Args:
+            count: elements.
+            dtype: of each.
+        """
         return torch.zeros(count, dtype=dtype, device=self.device)
 
     def load(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """It is there already."""
+        """It is there already.
+
+        Args:
+            x: of any shape, on the device.
+            dtype: of the result; `x` itself is given if it is its own.
+        """
         return x.to(dtype)
 
     def rest(self, *tensors: Tensor) -> None:
@@ -74,7 +100,12 @@ class OnHost(OnDevice):
         return storage.data_ptr() in self._places
 
     def zeros(self, count: int, dtype: torch.dtype) -> Tensor:
-        """Zeros in host memory."""
+        """Zeros in host memory, [count].
+
+        Args:
+            count: elements.
+            dtype: of each.
+        """
         size = max(count, 1) * dtype.itemsize
         raw = self._take(size)
         self.bytes += size
@@ -82,7 +113,12 @@ class OnHost(OnDevice):
         return raw.view(dtype)[:count]
 
     def load(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Cast on the host, since fewer bytes travel then."""
+        """Cast on the host, since fewer bytes travel then.
+
+        Args:
+            x: of any shape, in this memory.
+            dtype: of the result; a wider one is reached on the device.
+        """
         narrow = x.to(dtype) if dtype.itemsize < x.element_size() else x
         if narrow is not x and self.device.type == "cpu":
             return narrow
@@ -132,7 +168,12 @@ class OnDisk(OnHost):
         )
 
     def load(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Read it, and begin to read what came next last time."""
+        """Read it, and begin to read what came next last time.
+
+        Args:
+            x: of any shape, in this memory; its pages leave it again.
+            dtype: of the result.
+        """
         place = x.untyped_storage().data_ptr()
         self._follows[self._last] = place
         self._last = place

@@ -93,7 +93,13 @@ class Optimizer:
         return {name: torch.zeros_like(unit.grad, dtype=dtype) for name in MOMENTS}
 
     def restore(self, unit: Unit, moments: dict[str, Tensor]) -> None:
-        """Set the state of one unit, as `moments` gave it after `updates` updates."""
+        """Set the state of one unit, as `moments` gave it after `updates` updates.
+
+        Args:
+            unit: of this rank.
+            moments: by name, each as long as `unit.master`; they are copied. Without any, the state
+                counts as that of no update.
+        """
         of = next(of for sharded, of in self.of.items() if sharded.unit is unit)
         for name, values in moments.items():
             of.moments[name].copy_(values)
@@ -196,7 +202,16 @@ def global_norm(units: Sequence[ShardedUnit], world: Group, kind: float) -> floa
 def pending_norm(
     units: Sequence[ShardedUnit], world: Group, kind: float
 ) -> tuple[float, PendingScalar]:
-    """This rank's share of the global norm, and the norm itself, on its way."""
+    """This rank's share of the global norm, and the norm itself, on its way.
+
+    Args:
+        units: of this rank, at least one, their gradients reduced.
+        world: all ranks; each of them calls this.
+        kind: 2, or inf for the largest element.
+
+    Returns:
+        Both before clipping; inf where an element is nan or infinite.
+    """
     norms = [
         torch.linalg.vector_norm(grad[mine.start : mine.stop], kind).double()
         for u in units
@@ -228,6 +243,11 @@ def clip(units: Sequence[ShardedUnit], norm: float, limit: float) -> None:
     """Scale all gradients so that their norm is at most `limit`; 0 clips nothing.
 
     Source: Pascanu et al. 2012 (arXiv:1211.5063), section 3.2.
+
+    Args:
+        units: of this rank; their reduced gradients are changed in place.
+        norm: of the gradient of the whole model, finite.
+        limit: the largest norm that stays.
     """
     if limit and norm > limit:
         for unit in units:

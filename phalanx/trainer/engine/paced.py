@@ -41,12 +41,28 @@ class PacedStage(Stage):
     weight: nn.Parameter
 
     def forward(self, x: Tensor | None, batch: MicroBatch, *, logits: bool = False) -> Tensor:
-        """Sleep for as long as F takes; the result stands in for the stage's output."""
+        """Sleep for as long as F takes; the result stands in for the stage's output.
+
+        Args:
+            x: of `form`; None on the first stage.
+            batch: not looked at.
+            logits: not looked at.
+
+        Returns:
+            Zeros of `form`; a scalar where the stage ends the model.
+        """
         return cast(Tensor, apply(_Sleep, self, x, self.weight))
 
 
 def paced_stage(index: int, pace: Pace, form: Form, *, ends: bool) -> PacedStage:
-    """Stage `index` of a schedule, asleep."""
+    """A stage of a schedule, asleep.
+
+    Args:
+        index: in the schedule.
+        pace: seconds of F, I and W.
+        form: of what it takes and hands on.
+        ends: whether it ends the model, and hands on a loss.
+    """
     gradients = WeightGradients()
     weight = nn.Parameter(torch.zeros(1, dtype=form.dtype, device=form.device))
     gradients.adopt(_NoOwner(), [weight])

@@ -30,7 +30,12 @@ class Recorder:
 
     @contextmanager
     def span(self, label: str, category: Category) -> Iterator[None]:
-        """Time what happens inside."""
+        """Time what happens inside.
+
+        Args:
+            label: what a timeline shows.
+            category: whose `seconds` it adds to.
+        """
         self.doing(label)
         start, elsewhere = time.perf_counter(), self._elsewhere
         try:

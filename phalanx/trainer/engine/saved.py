@@ -128,6 +128,12 @@ class SavedTensors:
         """Save none of `outputs`, which are as `make(*inputs)` gives them, if `part` is made again.
 
         What is saved of them from here on, by whatever operation, is made again in backward.
+
+        Args:
+            part: of the block; "norms", "mlp" and so on.
+            outputs: each with memory of its own.
+            make: gives them again, in the same order.
+            inputs: all tensors that it needs, parameters left out.
         """
         if part not in self.parts or not torch.is_grad_enabled():
             return

@@ -67,8 +67,16 @@ def train_step(engine: Engine, step: int, batch: Batch) -> StepResult:
 def passes(engine: Engine, step: int, batch: Batch) -> PendingScalar:
     """Do all forwards and backwards, and reduce the gradients.
 
+    Args:
+        engine: of this rank.
+        step: from 0.
+        batch: the sequences at `engine.positions()`.
+
     Returns:
         The loss of the global batch, nats per valid token, on its way; the same on every rank.
+
+    Raises:
+        ActionError: an action of the schedule failed for a reason that is not the user's.
     """
     with engine.recorder.span("micro-batches", "data"):
         batches = micro_batches(engine, step, batch)
@@ -85,7 +93,16 @@ def passes(engine: Engine, step: int, batch: Batch) -> PendingScalar:
 
 
 def forward_backward(engine: Engine, step: int, batch: Batch) -> float:
-    """As `passes`, and wait for the loss."""
+    """As `passes`, and wait for the loss.
+
+    Args:
+        engine: of this rank.
+        step: from 0.
+        batch: the sequences at `engine.positions()`.
+
+    Returns:
+        The loss of the global batch, nats per valid token.
+    """
     return passes(engine, step, batch)()
 
 

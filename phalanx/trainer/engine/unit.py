@@ -191,7 +191,15 @@ class Unit:
                 yield slot, start, stop
 
     def pieces(self, low: int, high: int) -> Iterator[tuple[Slot, int, int]]:
-        """Each slot's stretch of [low, high) of the vector."""
+        """Each slot's stretch of [low, high) of the vector.
+
+        Args:
+            low: the first element, in the vector.
+            high: one past the last.
+
+        Returns:
+            Slot, start and stop in elements of the vector; slots outside are left out.
+        """
         for slot in self.slots:
             start, stop = max(slot.start, low), min(slot.stop, high)
             if start < stop:

@@ -60,12 +60,22 @@ class Updated:
     spikes: SpikeDetector
 
     def may_move(self, loss: float, norm: float) -> bool:
-        """Whether a step is finite, and no spike that is to be skipped."""
+        """Whether a step is finite, and no spike that is to be skipped.
+
+        Args:
+            loss: of the global batch, nats per valid token.
+            norm: of its gradient, before clipping.
+        """
         finite = math.isfinite(norm) and math.isfinite(loss)
         return finite and not self.spikes.vetoes(loss, norm)
 
     def move(self, loss: float, norm: float) -> Update:
-        """Clip by the global norm and move the weights, unless they may not."""
+        """Clip by the global norm and move the weights, unless they may not.
+
+        Args:
+            loss: of the global batch, nats per valid token.
+            norm: of its gradient, before clipping.
+        """
         skipped = not self.may_move(loss, norm)
         if not skipped:
             clip(self.units, norm, self.recipe.clip)

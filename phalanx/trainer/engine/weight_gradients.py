@@ -35,7 +35,12 @@ class Owner(Protocol):
     """Who accumulates the gradients of some parameters: a unit."""
 
     def accumulate(self, index: int, grad: Tensor) -> None:
-        """Add to the gradient of parameter `index`."""
+        """Add to the gradient of a parameter.
+
+        Args:
+            index: of the parameter, as `adopt` counts them.
+            grad: of the parameter's shape.
+        """
 
     def passed(self, index: int) -> None:
         """Note that this backward needs nothing more of parameter `index`."""
@@ -66,7 +71,12 @@ class WeightGradients:
         self._deferred: Deferred | None = None
 
     def adopt(self, owner: Owner, parameters: Sequence[Tensor]) -> None:
-        """Let `owner` accumulate the gradients of these parameters."""
+        """Let `owner` accumulate the gradients of these parameters.
+
+        Args:
+            owner: is told of each gradient by the parameter's index in this row.
+            parameters: as the modules of this stage hold them.
+        """
         for index, parameter in enumerate(parameters):
             self._owners[parameter] = owner, index
 

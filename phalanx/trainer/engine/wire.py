@@ -40,7 +40,12 @@ class Wire:
         self._leaving: deque[Pending] = deque()
 
     def send(self, action: Action, x: Tensor) -> None:
-        """Start to send what stage `action.stage` made: its output, or its input's gradient."""
+        """Start to send what stage `action.stage` made: its output, or its input's gradient.
+
+        Args:
+            action: SEND_FORWARD or SEND_BACKWARD.
+            x: [s/t, b, h], of `form`. Where two are under way already, the older is waited for.
+        """
         while len(self._leaving) >= _SENDS_UNDER_WAY:
             self._leaving.popleft().wait()
         forward = action.kind is Kind.SEND_FORWARD

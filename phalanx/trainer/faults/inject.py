@@ -50,7 +50,21 @@ class Injector:
         self._hits = Path(plan.hits, f"rank-{rank}-attempt-{attempt}") if plan.hits else None
 
     def at(self, name: str, step: int, purpose: str, tensors: Tensors | None) -> str:
-        """Do what the plan says of this point; see `point`."""
+        """Do what the plan says of this point; see `point`.
+
+        Args:
+            name: one of `POINTS`.
+            step: which one, from 0; -1 means that of the last point that said one.
+            purpose: of a message; else empty.
+            tensors: gives those that a fault may change, by name; None where there are none.
+
+        Returns:
+            Empty, or what the caller has to do: `skip`, `double` or `short`.
+
+        Raises:
+            RuntimeError: the plan has an `exception` here.
+            OSError: it has an `error` here.
+        """
         if step >= 0:
             self._step = step
         self._note(name)
@@ -104,7 +118,13 @@ def point(name: str, *, step: int = -1, purpose: str = "", tensors: Tensors | No
 
 
 def load(plan: FaultPlan, rank: int, attempt: int) -> None:
-    """Let a plan take effect in this process, in the place of any before it."""
+    """Let a plan take effect in this process, in the place of any before it.
+
+    Args:
+        plan: of all ranks and attempts.
+        rank: of this process.
+        attempt: which start of the run this is, from 0.
+    """
     unload()
     _loaded.append(Injector(plan, rank, attempt))
 
@@ -112,8 +132,15 @@ def load(plan: FaultPlan, rank: int, attempt: int) -> None:
 def load_from_environment(rank: int, attempt: int) -> None:
     """Load the plan that a drill or a test wrote for the run that this process belongs to.
 
+    `PLAN` holds its path; without it nothing is loaded.
+
+    Args:
+        rank: of this process.
+        attempt: which start of the run this is, from 0.
+
     Raises:
         UsageError: it is no plan.
+        OSError: it cannot be read.
     """
     path = os.environ.get(PLAN)
     if path:

@@ -69,11 +69,21 @@ class SpikeDetector:
         return None
 
     def vetoes(self, loss: float, norm: float) -> bool:
-        """Whether the weights stay where they are, though the step is finite."""
+        """Whether the weights stay where they are, though the step is finite.
+
+        Args:
+            loss: of the global batch, nats per valid token, the same on all ranks.
+            norm: of its gradient, before clipping.
+        """
         return self.policy == "skip" and self.find(loss, norm) is not None
 
     def note(self, loss: float, norm: float) -> Spike | None:
-        """Say what `find` says, and remember the step, unless it stands out."""
+        """Say what `find` says, and remember the step, unless it stands out.
+
+        Args:
+            loss: of the global batch, nats per valid token, the same on all ranks.
+            norm: of its gradient, before clipping.
+        """
         found = self.find(loss, norm)
         if found is not None:
             self._in_a_row += 1

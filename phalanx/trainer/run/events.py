@@ -73,7 +73,15 @@ class EventLog:
         rank: int | None = None,
         **data: Any,
     ) -> None:
-        """Write down what the screen shows in another way; see `tell`."""
+        """Write down what the screen shows in another way; see `tell`.
+
+        Args:
+            kind: what happened.
+            text: one line for a person.
+            step: how many steps were done, where that says something.
+            rank: whom it is about.
+            data: more about it; what JSON cannot hold is written as `str` shows it.
+        """
         if self.path is None:
             return
         event = {"time": time.time(), "kind": kind, "step": step, "rank": rank, "text": text}

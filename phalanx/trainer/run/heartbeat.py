@@ -114,7 +114,12 @@ class Heartbeat:
         self._beat()
 
     def waits(self, axis: str, purpose: str) -> None:
-        """Begin to wait for a message."""
+        """Begin to wait for a message.
+
+        Args:
+            axis: along which it travels.
+            purpose: of it; the line of both is cut after 64 bytes.
+        """
         self._write(_MESSAGE, f"{purpose!r} along {axis}")
         self._beat()
 
@@ -153,7 +158,12 @@ def stack_name(rank: int) -> str:
 
 
 def read_pulse(folder: Path, rank: int) -> Pulse | None:
-    """What a rank said last; None where it said nothing yet."""
+    """What a rank said last; None where it said nothing yet.
+
+    Args:
+        folder: where ranks write their beats.
+        rank: among all ranks.
+    """
     try:
         raw = (folder / beat_name(rank)).read_bytes()
     except FileNotFoundError:

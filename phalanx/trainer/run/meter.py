@@ -49,6 +49,10 @@ def find_peak(mesh: Mesh, precision: Precision) -> Peak:
     """The dense peak of the hardware; on a CPU, the rate of its own matrix products, measured now.
 
     Every rank calls it. On unknown accelerators there is no peak, and so no utilization.
+
+    Args:
+        mesh: all ranks, on devices of one kind.
+        precision: that products are computed in.
     """
     dtypes = Dtypes.named(precision, mesh.device)
     if mesh.device.type == "cuda":
@@ -99,7 +103,15 @@ def agree(
     data_wait: float,
     saves: SaveReport = _NO_SAVES,
 ) -> Agreed:
-    """Let every rank know the largest value of any rank."""
+    """Let every rank know the largest value of any rank.
+
+    Args:
+        mesh: all ranks; each of them calls this, and begins another lap of its ledger.
+        load: of the experts of this rank's layers.
+        stop: whether this rank was asked to save and stop.
+        data_wait: seconds that this rank waited for its batch.
+        saves: what this rank knows of them.
+    """
     waited = mesh.ledger.lap()
     waits = [waited.get(axis, 0.0) for axis in AXES]
     mine = torch.tensor(
@@ -270,6 +282,13 @@ def time_split(engine: Engine, meter: Meter) -> dict[str, float]:
     Waiting is time of steps in which a rank stood still for messages along an axis; what hides
     behind computation is not in it. The optimizer is counted without its waits for the global
     norm. What lies between steps has names of its own.
+
+    Args:
+        engine: of this rank; its ledger and recorder say what it waited for.
+        meter: of the session; its `seconds` are those of the steps.
+
+    Returns:
+        Seconds, by name; what took none is left out.
     """
     waited, before = engine.mesh.ledger.waited, meter.waited_between
     axes = [waited.get(axis, 0.0) - before.get(axis, 0.0) for axis in AXES]
@@ -289,7 +308,12 @@ def _mean(values: Tensor, mesh: Mesh) -> list[float]:
 
 
 def from_rank_0(value: object, mesh: Mesh) -> object:
-    """A small value that rank 0 decides and every rank needs."""
+    """A small value that rank 0 decides and every rank needs.
+
+    Args:
+        value: pickles; only that of rank 0 counts.
+        mesh: all ranks; each of them calls this.
+    """
     box = [value]
     if mesh.world.size > 1:
         dist.broadcast_object_list(box, src=0, device=mesh.device)

@@ -301,7 +301,12 @@ class Reporter(Protocol):
         """One optimizer step is done."""
 
     def on_validation(self, step: int, loss: float) -> None:
-        """The held-out text was measured after `step` steps: nats per token."""
+        """The held-out text was measured.
+
+        Args:
+            step: how many steps were done.
+            loss: nats per token.
+        """
 
     def on_event(self, text: str) -> None:
         """Something worth one line happened: a checkpoint was saved, or set aside."""
@@ -320,7 +325,12 @@ class Silent:
         """Say nothing."""
 
     def on_validation(self, step: int, loss: float) -> None:
-        """Say nothing."""
+        """Say nothing.
+
+        Args:
+            step: how many steps were done.
+            loss: nats per token.
+        """
 
     def on_event(self, text: str) -> None:
         """Say nothing."""

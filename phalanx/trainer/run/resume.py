@@ -29,12 +29,16 @@ from phalanx.trainer.run.state import restore
 def take_up(session: Session, resume: Resume) -> int:
     """Load the checkpoint that rank 0 trusts, and say so; every rank calls it.
 
+    Args:
+        session: of this rank, whose weights and optimizer state are replaced.
+        resume: what to go on from, and what may differ.
+
     Returns:
         The step to go on with.
 
     Raises:
         RefusedError: the run would not see the samples that come next.
-        UsageError: it ends before the checkpoint.
+        UsageError: it ends before the checkpoint, or what it was to start from has none.
         CheckpointError: the checkpoint is of another model, or damaged.
     """
     path = from_rank_0(_chosen(session, resume), session.engine.mesh)

@@ -283,7 +283,12 @@ class RunDirectory:
 def require_free(runs: Path, name: str) -> None:
     """Refuse what `RunDirectory.create` would refuse, without making anything.
 
+    Args:
+        runs: the folder of all runs; it need not exist.
+        name: of the new run; empty where it gets the time of day.
+
     Raises:
+        UsageError: the name is not that of one folder.
         RefusedError: there is a run of that name.
         PhalanxError: the folder of runs cannot be written.
     """
@@ -311,8 +316,12 @@ def _taken(path: Path) -> RefusedError:
 def find_run(runs: Path, name: str = "") -> Path:
     """The folder of a run: by name, or the one that was written to last.
 
+    Args:
+        runs: the folder of all runs.
+        name: of one; empty for the one that was written to last.
+
     Raises:
-        UsageError: there is none.
+        UsageError: there is none, or the name is not that of one folder.
     """
     known = [file.parent for file in runs.glob("*/run.toml")]
     if not known:
@@ -325,7 +334,15 @@ def find_run(runs: Path, name: str = "") -> Path:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file so that whoever looks sees the old text or the new one, never half of it."""
+    """Write a file so that whoever looks sees the old text or the new one, never half of it.
+
+    Args:
+        path: of the file; its folder has to exist.
+        text: all of it, written as UTF-8 and synced.
+
+    Raises:
+        PhalanxError: it cannot be written; the old text is still there.
+    """
     draft = path.with_name(f".{path.name}.tmp")
     try:
         with _writing(path):

@@ -51,7 +51,18 @@ class Saves:
         return SaveReport(self.saver.failed, self.saver.spoiled)
 
     def wait(self, mesh: Mesh, done: int) -> Literal["", "failed", "spoiled"]:
-        """Wait for the last save, and let all ranks know what became of it; as `heed`."""
+        """Wait for the last save, and let all ranks know what became of it.
+
+        Args:
+            mesh: all ranks; each of them calls this.
+            done: steps, now.
+
+        Returns:
+            Empty if none has failed since the last call; else why it has.
+
+        Raises:
+            CheckpointError: it was one of several in a row.
+        """
         self.saver.join()
         mine = torch.tensor(self.report(), dtype=torch.float64, device=mesh.device)
         mesh.world.all_reduce(mine, "saves", largest=True).wait()

@@ -94,8 +94,16 @@ def open_session(
 ) -> Session:
     """Join the ranks into a mesh, open the corpus, build the model.
 
+    Args:
+        worker: this process, joined with the others.
+        run: what to train, and how; its precision is resolved for the device.
+        directory: where to write; None writes nothing.
+        reporter: watches; used on rank 0.
+
     Raises:
-        PhalanxError: with one line that says what to change.
+        PhalanxError: the layout needs another number of ranks, the run cannot be trained here, its
+            text or its weights cannot be read, or its folder cannot be written; with one line that
+            says what to change.
     """
     layout = run.layout
     if layout.ranks != worker.ranks:
@@ -197,7 +205,12 @@ def _tell_of_weights(session: Session) -> None:
 
 
 def describe_session(session: Session, first: int) -> RunInfo:
-    """What is known before the first step."""
+    """What is known before the first step.
+
+    Args:
+        session: of this rank.
+        first: the step that comes first, from 0.
+    """
     run, worker, directory = session.run, session.worker, session.directory
     kind = "GPU" if worker.device.type == "cuda" else f"CPU x {torch.get_num_threads()} threads"
     return RunInfo(

@@ -37,7 +37,12 @@ class Requests:
         self._interrupted_at = 0.0
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """Remember a signal; only somebody at a keyboard sends two interrupts."""
+        """Remember a signal; only somebody at a keyboard sends two interrupts.
+
+        Args:
+            number: of the signal.
+            frame: not looked at; every handler is given it.
+        """
         now = time.monotonic()
         self.since = self.since or now
         self.stop = True

@@ -86,6 +86,10 @@ def _amax_piece(name: str, data: Tensor) -> Piece:
 def restore(engine: Engine, checkpoint: Checkpoint) -> int:
     """Take up a checkpoint: weights, optimizer state, how far it was.
 
+    Args:
+        engine: of this rank, which takes it up in place; each rank of the mesh calls this.
+        checkpoint: open; any layout may have written it.
+
     Returns:
         The step to go on with.
 

@@ -48,7 +48,12 @@ def validate(session: Session, done: int) -> bool:
 
 
 def somebody_stops(mesh: Mesh, *, requested: bool) -> bool:
-    """Whether any rank was asked to stop; every rank calls it, and all get the same answer."""
+    """Whether any rank was asked to stop; every rank calls it, and all get the same answer.
+
+    Args:
+        mesh: all ranks.
+        requested: whether this one was asked to.
+    """
     asked = torch.tensor(float(requested), device=mesh.device)
     mesh.world.all_reduce(asked, "stop", largest=True).wait()
     return bool(asked.item())
