@@ -45,6 +45,10 @@ class Attention(nn.Module):
         """[s/t, b, h] to [s/t, b, h]; this rank computes a/t of the heads.
 
         Where t > g, t/g neighbours hold the same key and value head.
+
+        Args:
+            x: the dtype of computation, normalized; s/t is s without sequence parallelism.
+            batch: says positions, documents, and which ranks hold the rest of the sequences.
         """
         q, k, v = (
             y.unflatten(-1, (-1, self.shape.head_dim))
@@ -86,7 +90,11 @@ class MLP(nn.Module):
         self.down = Projection(f"{prefix}.down", (f, h), "in", tp, bias=bias)
 
     def forward(self, x: Tensor, _: MicroBatch) -> Tensor:
-        """[s/t, b, h] to [s/t, b, h]; this rank computes f/t of the width."""
+        """[s/t, b, h] to [s/t, b, h]; this rank computes f/t of the width.
+
+        Args:
+            x: the dtype of computation, normalized; s/t is s without sequence parallelism.
+        """
         wide = self.saved.run("mlp", self._widen, x)
         self.saved.forget("operators", wide[:1], self._widen_once, x)
         (y,) = self.saved.run("activation", self._activate, *wide)
@@ -139,7 +147,12 @@ class Block(nn.Module):
         self.saved = self.attention.saved = self.mlp.saved = saved
 
     def forward(self, x: Tensor, batch: MicroBatch) -> Tensor:
-        """[s/t, b, h] to [s/t, b, h]."""
+        """[s/t, b, h] to [s/t, b, h].
+
+        Args:
+            x: the dtype of computation; s/t is s without sequence parallelism.
+            batch: the micro-batch, for attention, routing and dropout.
+        """
         (y,) = self.saved.run("norms", self.attention_norm, x)
         x = x + self.drop_attention(self.attention(y, batch), batch)
         (y,) = self.saved.run("norms", self.mlp_norm, x)

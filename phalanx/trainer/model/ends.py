@@ -137,6 +137,10 @@ class Head(nn.Module):
         """Sum of the losses of all valid tokens: [s/t, b, h] to a scalar, fp32 or wider.
 
         Targets are smoothed only where something is learned.
+
+        Args:
+            x: the last block's output, in the dtype of computation.
+            batch: gives the targets; -100 is not counted.
         """
         part = self.part if torch.is_grad_enabled() else self.part._replace(smoothing=0.0)
         if self.chunk:

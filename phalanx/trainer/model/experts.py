@@ -68,7 +68,13 @@ class Router(Declared):
         self._seen = torch.zeros(shape.experts + 1, dtype=torch.float64)
 
     def forward(self, x: Tensor, batch: MicroBatch) -> Routing:
-        """Route [s, b, h]; where nothing is learned no expert is full, and no loss balances."""
+        """Route [s, b, h]; where nothing is learned no expert is full, and no loss balances.
+
+        Args:
+            x: the dtype of computation, the same on every tensor-parallel rank.
+            batch: says which tokens are padding, and which ranks hold the rest of the sequences,
+                whose visits count too; its loss scale is that of the balance loss.
+        """
         learns = torch.is_grad_enabled()
         capacity = self.recipe.capacity if learns else 0.0
         share = self.share * batch.loss_scale if learns else 0.0
@@ -241,7 +247,15 @@ class RoutedExperts(nn.Module):
         self.down = ExpertMatrices(f"{prefix}.down", E, (f, h), "residual")
 
     def forward(self, x: Tensor, routing: Routing, saved: SavedTensors) -> Tensor:
-        """[s, b, h] to this tensor-parallel rank's part of the sum, [s, b, h]."""
+        """[s, b, h] to this tensor-parallel rank's part of the sum, [s, b, h].
+
+        Every rank along ep takes part, with its own tokens.
+
+        Args:
+            x: the dtype of computation, the same on every tensor-parallel rank.
+            routing: of these tokens.
+            saved: says whether the activation function runs again in backward.
+        """
         plan = self.ep.plan(routing.chosen, routing.kept, self.experts)
         rows = self.ep.dispatch(x, plan)
         stacks = [self.up] if self.gate is None else [self.gate, self.up]
@@ -308,7 +322,12 @@ class SharedExperts(nn.Module):
         self.down = Projection(f"{prefix}.down", (f, h), "in", tp)
 
     def forward(self, x: Tensor, saved: SavedTensors) -> Tensor:
-        """[s, b, h] to this tensor-parallel rank's part of the sum, [s, b, h]."""
+        """[s, b, h] to this tensor-parallel rank's part of the sum, [s, b, h].
+
+        Args:
+            x: the dtype of computation, the same on every tensor-parallel rank.
+            saved: says whether first products and activation function run again in backward.
+        """
         wide = saved.run("mlp", self._widen, x)
         (y,) = saved.run("activation", activate, *wide)
         return self.tp.product(y, self.down)
@@ -348,7 +367,12 @@ class Experts(nn.Module):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch leaves it untyped
     def forward(self, x: Tensor, batch: MicroBatch) -> Tensor:
-        """[s/t, b, h] to [s/t, b, h]."""
+        """[s/t, b, h] to [s/t, b, h].
+
+        Args:
+            x: the dtype of computation, normalized; s/t is s without sequence parallelism.
+            batch: for the router.
+        """
         whole = self.tp.whole(x)
         if self.tp.sequence:
             self.saved.forget("norms", [whole], self._gather, x)

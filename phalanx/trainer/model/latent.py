@@ -49,7 +49,12 @@ class LatentAttention(nn.Module):
         self.o = product("o", a * shape.v_head, h, "in")
 
     def forward(self, x: Tensor, batch: MicroBatch) -> Tensor:
-        """[s/t, b, h] to [s/t, b, h]; this rank computes a/t of the heads."""
+        """[s/t, b, h] to [s/t, b, h]; this rank computes a/t of the heads.
+
+        Args:
+            x: the dtype of computation, normalized; s/t is s without sequence parallelism.
+            batch: says positions, documents, and which ranks hold the rest of the sequences.
+        """
         query, latent, rope = self._compress(x)
         (q,) = self.tp.columns(query, self.q)
         k, v = self.tp.columns(self.kv_norm(latent), self.k_up, self.v_up)

@@ -104,7 +104,13 @@ class LayerNorm(Declared):
 
 
 def norm_layer(prefix: str, shape: ModelShape, tp: TensorParallel) -> RMSNorm | LayerNorm:
-    """The normalization that the model's family uses."""
+    """The normalization that the model's family uses.
+
+    Args:
+        prefix: of its global name.
+        shape: says which one, its width and its epsilon.
+        tp: says whether a rank normalizes only a part of the sequence.
+    """
     if shape.norm == "layernorm":
         return LayerNorm(prefix, shape, tp)
     return RMSNorm(prefix, shape.hidden, shape.norm_eps, needs_tp_reduce=tp.sequence)
@@ -116,6 +122,10 @@ def head_norm(prefix: str, shape: ModelShape) -> RMSNorm:
     A rank normalizes its own heads, so its gradient is a part of the sum with sp and without.
     Sources: Dehghani et al. 2023 (arXiv:2302.05442), section 2.1; Qwen3 (arXiv:2505.09388),
     section 2.
+
+    Args:
+        prefix: of its global name.
+        shape: gives d and epsilon.
     """
     return RMSNorm(prefix, shape.head_dim, shape.norm_eps, needs_tp_reduce=True)
 
@@ -141,7 +151,12 @@ def rotary_angles(
 
 
 def rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate the last d channels of [s, b, a, n] in pairs (x_i, x_{i + d/2}) by position."""
+    """Rotate the last d channels of [s, b, a, n] in pairs (x_i, x_{i + d/2}) by position.
+
+    Args:
+        x: queries or keys; the channels before the last d stay as they are.
+        angles: cosines and sines, [s, b, 1, d/2] each, of the dtype of x.
+    """
     return cast(Tensor, apply(_Rotate, x, *angles))
 
 
@@ -196,7 +211,12 @@ class Dropout:
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up (Shazeer 2020, arXiv:2002.05202); saves its two inputs and nothing else."""
+    """silu(gate) * up (Shazeer 2020, arXiv:2002.05202); saves its two inputs and nothing else.
+
+    Args:
+        gate: any shape.
+        up: of the same shape and dtype.
+    """
     return cast(Tensor, apply(_SwiGLU, gate, up))
 
 

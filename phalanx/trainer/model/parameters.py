@@ -77,7 +77,12 @@ class Declaration:
         return max(parts // self.tp_limit, 1) if self.tp_limit else 1
 
     def box(self, tensor: Share = WHOLE, expert: Share = WHOLE) -> Box:
-        """What a rank holds, by its share along tp and along ep."""
+        """What a rank holds, by its share along tp and along ep.
+
+        Args:
+            tensor: among the ranks along tp, of which some may hold the same.
+            expert: among the ranks along ep.
+        """
         offsets, sizes = [0] * len(self.shape), list(self.shape)
         copies = self.copies(tensor.parts)
         among = Share(tensor.parts // copies, tensor.index // copies)
@@ -106,7 +111,13 @@ class Declared(nn.Module):
         self.declarations: dict[str, Declaration] = {}
 
     def declare(self, name: str, shape: tuple[int, ...], **how: Unpack[How]) -> None:
-        """Declare parameter `name` of this module."""
+        """Declare parameter `name` of this module; it has no elements until its unit gives it some.
+
+        Args:
+            name: without the module's prefix.
+            shape: of the whole tensor, under every layout.
+            **how: it is cut and initialised; see `Declaration`.
+        """
         self.declarations[name] = Declaration(name=f"{self.prefix}.{name}", shape=shape, **how)
         self.register_parameter(name, nn.Parameter(torch.empty(0, device="meta")))
 
@@ -132,6 +143,11 @@ def initial_values(declaration: Declaration, box: Box, recipe: "Initial") -> Ten
 
     Each element is a function of (seed, name, its index in the whole tensor), so any part can be
     drawn alone.
+
+    Args:
+        declaration: gives name, shape and distribution.
+        box: which elements.
+        recipe: the seed, the standard deviation of matrices, and L.
 
     Returns:
         float32, shape `box.sizes`, on the CPU.
@@ -170,8 +186,13 @@ def uniform_values(key: str, shape: tuple[int, ...], box: Box) -> Tensor:
 
     A counter-based generator: SplitMix64 (Steele et al. 2014) at position (key + element index).
 
+    Args:
+        key: any text; another one gives other numbers.
+        shape: of the whole tensor, whose elements are counted row by row.
+        box: which of them.
+
     Returns:
-        float64, shape `box.sizes`.
+        float64, shape `box.sizes`, on the CPU.
     """
     index = torch.zeros((), dtype=torch.int64)
     for size, offset, length in zip(shape, box.offsets, box.sizes, strict=True):
@@ -186,7 +207,12 @@ def key_of(text: str) -> int:
 
 
 def uniform_at(key: int, index: Tensor) -> Tensor:
-    """Uniform float64 in (0, 1) at each int64 counter of `index`."""
+    """Uniform float64 in (0, 1) at each int64 counter of `index`.
+
+    Args:
+        key: 64 bits, signed; see `key_of`.
+        index: any shape, which the result has too.
+    """
     z = index * _signed(0x9E3779B97F4A7C15) + key
     z = (z ^ _shift(z, 30)) * _signed(0xBF58476D1CE4E5B9)
     z = (z ^ _shift(z, 27)) * _signed(0x94D049BB133111EB)

@@ -76,6 +76,9 @@ class Stage:
 
         Returns:
             [s/t, b, h]; on the last stage the sum of the losses, or this rank's logits.
+
+        Raises:
+            ValueError: the stage has no parts, or lacks the embedding and x is None.
         """
         y = x
         for segment in self._segments():
@@ -186,6 +189,19 @@ def build_stages(
 
     They come in the order of the layers, so that ranks with copies of the same stages have them
     in the same order, and a tied table is made where the model begins.
+
+    Args:
+        run: the model and the recipe.
+        mesh: the ranks and the layout; it decides which stages.
+        precision: dtypes of weights and gradients.
+        products: how each projection multiplies.
+        source: values of any box of any parameter.
+
+    Returns:
+        Each stage by its index in the schedule.
+
+    Raises:
+        RefusedError: the model has too few layers for the layout's stages, or they do not add up.
     """
     where = placement(mesh.layout)
     builder = _StageBuilder(run, mesh, products, _UnitMaker(run, mesh, precision, source))

@@ -110,6 +110,10 @@ def merge(total: Attended, found: Attended) -> None:
 
     Both are weighed by their shares of the sum of exponentials over all keys. Every query must
     have seen some key before.
+
+    Args:
+        total: over the blocks so far, fp32 or wider.
+        found: in a block of other keys, for the same queries.
     """
     lse = torch.logaddexp(total.lse, found.lse)
     before, now = ((x - lse).exp().unsqueeze(-1) for x in (total.lse, found.lse))

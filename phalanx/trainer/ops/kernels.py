@@ -24,6 +24,10 @@ def times(x: Tensor, w: Tensor) -> Tensor:
     """Multiply x w^T, without autograd: [..., n_in] and [n_out, n_in] to [..., n_out].
 
     In fp32 oneDNN multiplies faster than the BLAS that torch calls, except with `x` transposed.
+
+    Args:
+        x: any strides.
+        w: of the dtype of x, which the result has too.
     """
     large = x.numel() * w.shape[0] >= _WORTHWHILE
     if _ONEDNN and large and x.dtype == torch.float32 and x.device.type == "cpu":
@@ -86,6 +90,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Compute x / sqrt(mean(x^2) + eps) * weight along the last dim, in fp32 or wider.
 
     Keeps x and one number per row for backward.
+
+    Args:
+        x: [..., n].
+        weight: [n].
+        eps: added to the mean square.
+
+    Returns:
+        [..., n] in the dtype of x.
     """
     if x.device.type == "cpu":
         return cast(Tensor, apply(_RMSNorm, x, weight, eps))
@@ -97,6 +109,15 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
 
     On a CPU torch adds the gradients of weight and bias up in the format of x: over 8,192 tokens in
     bf16 they are off by 7 percent. Here they are summed in fp32.
+
+    Args:
+        x: [..., n].
+        weight: [n].
+        bias: [n].
+        eps: added to the variance.
+
+    Returns:
+        [..., n] in the dtype of x.
     """
     if x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16):
         return cast(Tensor, apply(_LayerNorm, x, weight, bias, eps))
@@ -124,7 +145,13 @@ def grouped_times(rows: Tensor, weights: Tensor, counts: Sequence[int]) -> Tenso
 
 
 def grouped_outer(left: Tensor, right: Tensor, counts: Sequence[int]) -> Tensor:
-    """For each group the product left^T right: [R, n] and [R, k] to [E, n, k]."""
+    """For each group the product left^T right: [R, n] and [R, k] to [E, n, k].
+
+    Args:
+        left: rows, group after group.
+        right: likewise, of the same dtype.
+        counts: rows of each of the E groups; they sum to R, and one without rows gives zeros.
+    """
     if _fused_groups(left, right.shape[1]):
         ends = _ends(counts, left.device)
         return torch._grouped_mm(left.t(), right, offs=ends)
@@ -138,6 +165,11 @@ def weighed_sums(rows: Tensor, weights: Tensor, out: Tensor) -> None:
     """Fill `out` [T, h] with the sum of each token's rows by weight: [T, K, h] and [T, K].
 
     A CPU does thousands of products of one row slower than K sweeps over all of them.
+
+    Args:
+        rows: K of each token.
+        weights: of the same dtype.
+        out: of the same dtype; what it holds is lost.
     """
     if rows.device.type == "cuda":
         torch.bmm(weights.unsqueeze(1), rows, out=out.unsqueeze(1))
@@ -148,7 +180,12 @@ def weighed_sums(rows: Tensor, weights: Tensor, out: Tensor) -> None:
 
 
 def dot_each(rows: Tensor, x: Tensor) -> Tensor:
-    """For each token the dot products of its rows and a vector: [T, K, h] and [T, h] to [T, K]."""
+    """For each token the dot products of its rows and a vector: [T, K, h] and [T, h] to [T, K].
+
+    Args:
+        rows: K of each token.
+        x: the vector of each token, of the same dtype.
+    """
     if rows.device.type == "cuda":
         return torch.bmm(rows, x.unsqueeze(-1)).squeeze(-1)
     return torch.stack([torch.linalg.vecdot(row, x) for row in rows.unbind(1)], -1)

@@ -195,14 +195,26 @@ class Group:
         return f"{self.axis}:{','.join(map(str, self.ranks))}"
 
     def all_reduce(self, x: Tensor, purpose: str, *, largest: bool = False) -> Pending:
-        """Sum (or take the maximum of) `x` over the group, in place; contiguous, any shape."""
+        """Sum (or take the maximum of) `x` over the group, in place.
+
+        Args:
+            x: contiguous, any shape.
+            purpose: for the ledger, and for the error if it never comes.
+            largest: take the maximum.
+        """
         if self.size == 1:
             return Pending()
         self.ledger.note(self.axis, "all_reduce", purpose, x.nbytes)
         return self._started(purpose, lambda: self._all_reduce(x, purpose, largest))
 
     def all_gather(self, out: Tensor, x: Tensor, purpose: str) -> Pending:
-        """Fill `out` with every rank's `x`, in rank order along the first dim."""
+        """Fill `out` with every rank's `x`, in rank order along the first dim.
+
+        Args:
+            out: contiguous; as large as all ranks' x together.
+            x: contiguous, as large on every rank.
+            purpose: for the ledger, which counts all of `out`.
+        """
         if self.size == 1:
             out.copy_(x.view_as(out))
             return Pending()
@@ -210,7 +222,13 @@ class Group:
         return self._started(purpose, lambda: self._all_gather(out, x, purpose))
 
     def reduce_scatter(self, out: Tensor, x: Tensor, purpose: str) -> Pending:
-        """Sum `x` over the group and leave slice `index` of the first dim in `out`."""
+        """Sum `x` over the group and leave slice `index` of the first dim in `out`.
+
+        Args:
+            out: contiguous; as large as one rank's slice.
+            x: contiguous; the group's size divides its first dim.
+            purpose: for the ledger, which counts all of `x`.
+        """
         if self.size == 1:
             out.copy_(x.view_as(out))
             return Pending()
@@ -219,6 +237,11 @@ class Group:
 
     def all_gather_parts(self, out: Tensor, x: Tensor, purpose: str) -> list[Part]:
         """Start an `all_gather` of which each part can be used as soon as it is here.
+
+        Args:
+            out: contiguous; as large as all ranks' x together.
+            x: contiguous, as large on every rank.
+            purpose: for the ledger.
 
         Returns:
             The parts of `out` along the first dim, in the order in which to wait for them: this

@@ -68,11 +68,22 @@ class ContextParallel:
     kind: str = "ring"
 
     def my_part(self, x: Tensor, dim: int = 0) -> Tensor:
-        """This rank's two chunks of `x` along its sequence, [.., s, ..] to [.., s/c, ..]."""
+        """This rank's two chunks of `x` along its sequence, [.., s, ..] to [.., s/c, ..].
+
+        Args:
+            x: whole sequences, of a length that 2c divides.
+            dim: of the sequence.
+        """
         return self.part_of(self.group.index, x, dim)
 
     def part_of(self, rank: int, x: Tensor, dim: int = 0) -> Tensor:
-        """The two chunks of group index `rank`."""
+        """The two chunks of `x` along its sequence that group index `rank` holds.
+
+        Args:
+            rank: which of the group.
+            x: whole sequences, of a length that 2c divides.
+            dim: of the sequence.
+        """
         if self.group.size == 1:
             return x
         chunks = x.chunk(2 * self.group.size, dim)

@@ -128,7 +128,14 @@ class ShardedUnit:
         self.passed(index)
 
     def accumulate(self, index: int, grad: Tensor) -> None:
-        """Add one parameter's gradient to the whole vector, in the master dtype."""
+        """Add one parameter's gradient to the whole vector, in the dtype of accumulated gradients.
+
+        After `overwrite` and after a reduction, the first takes the place of what was there.
+
+        Args:
+            index: of the parameter, in the order of `unit.slots`.
+            grad: as large as what this rank holds of the parameter, in any dtype.
+        """
         self.have_gradient()
         place = self._place(index)
         if index in self._filled:

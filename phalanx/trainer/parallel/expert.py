@@ -96,15 +96,35 @@ class ExpertParallel:
         return RowCounts(theirs, sent, received)
 
     def dispatch(self, x: Tensor, plan: DispatchPlan) -> Tensor:
-        """Tokens [..., h] to the rows of this rank's experts [R', h], in order of experts."""
+        """Tokens [..., h] to the rows of this rank's experts [R', h], in order of experts.
+
+        Args:
+            x: this rank's tokens; every rank along ep calls it, one without tokens too.
+            plan: made of the experts that these tokens chose.
+        """
         return cast(Tensor, apply(_Dispatch, self, x, plan))
 
     def combine(self, y: Tensor, weights: Tensor, plan: DispatchPlan) -> Tensor:
-        """Results [R', h] back to their tokens, each weighed by [..., K]: [..., h]."""
+        """Results [R', h] back to their tokens, each weighed by [..., K]: [..., h].
+
+        Args:
+            y: of the rows that `dispatch` gave, in their order; every rank along ep calls it.
+            weights: fp32 or wider; they are rounded to the dtype of y.
+            plan: the one of `dispatch`.
+        """
         return cast(Tensor, apply(_Combine, self, y, weights, plan))
 
     def send_rows(self, rows: Tensor, plan: DispatchPlan, purpose: str) -> Tensor:
-        """Send rows [R, h] to their experts: [R', h]."""
+        """Send rows [R, h] to their experts: [R', h].
+
+        Args:
+            rows: those of this rank's tokens, in order of experts.
+            plan: says how many go where.
+            purpose: of the message, for the ledger.
+
+        Returns:
+            The rows of this rank's experts, in order of experts.
+        """
         if self.group.size == 1:
             return rows
         out = rows.new_empty(sum(plan.receive_splits), rows.shape[-1])
@@ -114,7 +134,16 @@ class ExpertParallel:
         return out if plan.arranged is None else out.index_select(0, plan.arranged)
 
     def return_rows(self, rows: Tensor, plan: DispatchPlan, purpose: str) -> Tensor:
-        """Send rows [R', h] back to where their tokens are: [R, h]."""
+        """Send rows [R', h] back to where their tokens are: [R, h].
+
+        Args:
+            rows: those of this rank's experts, in order of experts.
+            plan: the one they were sent by.
+            purpose: of the message, for the ledger.
+
+        Returns:
+            The rows of this rank's tokens, in order of experts.
+        """
         if self.group.size == 1:
             return rows
         if plan.arranged is not None:

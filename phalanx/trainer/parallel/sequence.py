@@ -68,7 +68,15 @@ class CutSequence:
         return x.chunk(self.sequence_parts)[self.group.index] if self.sequence else x
 
     def gather_sequence(self, x: Tensor, purpose: str) -> tuple[Tensor, Pending]:
-        """Start to put the parts of the sequence together: [s/t, b, h] to [s, b, h]."""
+        """Start to put the parts of the sequence together: [s/t, b, h] to [s, b, h].
+
+        Args:
+            x: this rank's part; without sequence parallelism the whole, which comes back as it is.
+            purpose: of the message, for the ledger.
+
+        Returns:
+            The whole, and what to wait for before touching it.
+        """
         if not self.sequence:
             return x, Pending()
         if torch.compiler.is_compiling():
@@ -77,7 +85,15 @@ class CutSequence:
         return whole, self.group.all_gather(whole, x.contiguous(), purpose)
 
     def gather_operand(self, x: Operand, purpose: str) -> tuple[Operand, Sequence[Pending]]:
-        """Start to put the parts of an input together, and those of its scales if they are cut."""
+        """Start to put the parts of an input together, and those of its scales if they are cut.
+
+        Args:
+            x: this rank's part, [s/t, b, n]; the whole without sequence parallelism.
+            purpose: of the message, for the ledger; that of scales has " scales" behind it.
+
+        Returns:
+            The whole, [s, b, n], and what to wait for before touching it.
+        """
         data, arriving = self._gather_bits(x.data, purpose)
         if x.scale is None or x.scale.dim() == 0:
             return Operand(data, x.scale), [arriving]
@@ -86,6 +102,10 @@ class CutSequence:
 
     def gather_parts(self, x: Operand, purpose: str) -> tuple[Operand, Sequence[SequencePart]]:
         """Start to put the parts of a tensor together, each to be used as soon as it is here.
+
+        Args:
+            x: this rank's part, [s/t, b, n]; the whole without sequence parallelism.
+            purpose: of the messages, for the ledger; that of scales has " scales" behind it.
 
         Returns:
             Room for the whole, and its parts in the order in which to use them; one part if the
@@ -118,7 +138,15 @@ class CutSequence:
         return whole.view(x.dtype), arriving
 
     def reduce_sequence(self, x: Tensor, purpose: str) -> tuple[Tensor, Pending]:
-        """Start to add up [s, b, h] over ranks, keeping [s/t, b, h]; or all of it without sp."""
+        """Start to add up [s, b, h] over ranks, keeping [s/t, b, h]; or all of it without sp.
+
+        Args:
+            x: this rank's share of the sum; without sp it may be overwritten with the sum.
+            purpose: of the message, for the ledger.
+
+        Returns:
+            The sum, and what to wait for before touching it.
+        """
         if torch.compiler.is_compiling():
             return self._traced_reduction(x, purpose), Pending()
         x = x.contiguous()
@@ -142,7 +170,13 @@ def _as_carried(x: Tensor) -> Tensor:
 
 
 def part_of(x: Operand, index: int, parts: int) -> Operand:
-    """One of as many equal parts of an operand along its first dim, the sequence."""
+    """One of as many equal parts of an operand along its first dim, the sequence.
+
+    Args:
+        x: [s, ...]; scales are cut with it if there is more than one.
+        index: which part, from 0.
+        parts: how many there are; they divide s.
+    """
     if x.scale is None or x.scale.dim() == 0:
         return Operand(x.data.chunk(parts)[index], x.scale)
     return Operand(x.data.chunk(parts)[index], x.scale.chunk(parts)[index])
@@ -153,7 +187,13 @@ def fill(
     parts: Sequence[SequencePart],
     compute: Callable[[Operand], Sequence[Tensor]],
 ) -> None:
-    """Fill outputs, cut like the parts along their first dim, with what each part gives."""
+    """Fill outputs, cut like the parts along their first dim, with what each part gives.
+
+    Args:
+        outputs: tensors of s rows each.
+        parts: of the input, [s/t, ...] each, in the order in which they arrive.
+        compute: gives of one part a piece for each output, as large as its room there.
+    """
     for part in parts:
         for output, found in zip(outputs, compute(part.here()), strict=True):
             room = output.chunk(len(parts))[part.number]

@@ -113,7 +113,12 @@ class TensorParallel(CutSequence):
         return cast(Tensor, apply(_Sum, self, partial))
 
     def product(self, x: Tensor, layer: Linear) -> Tensor:
-        """Multiply by this rank's part of a matrix, with no message."""
+        """Multiply by this rank's part of a matrix, with no message: [..., n_in] to [..., n_out].
+
+        Args:
+            x: what this rank's part multiplies, in the dtype of computation.
+            layer: a projection; its bias, if it has one, is added as this rank holds it.
+        """
         y = cast(Tensor, apply(_Rows, self.gradients, layer.product, x, layer.weight))
         return y if layer.bias is None else y + layer.bias
 

@@ -23,7 +23,14 @@ def enlist(group: Group) -> None:
 
 @torch.library.custom_op("phalanx::all_gather", mutates_args=())
 def all_gather(x: Tensor, group: str, size: int, purpose: str) -> Tensor:
-    """Every rank's `x`, [n, ...], in rank order: [size n, ...]."""
+    """Every rank's `x`, [n, ...], in rank order: [size n, ...].
+
+    Args:
+        x: any strides.
+        group: the name of one that was enlisted.
+        size: its ranks.
+        purpose: of the message, for the ledger.
+    """
     out = x.new_empty((x.shape[0] * size, *x.shape[1:]))
     _groups[group].all_gather(out, x.contiguous(), purpose).wait()
     return out
@@ -36,7 +43,14 @@ def _(x: Tensor, group: str, size: int, purpose: str) -> Tensor:
 
 @torch.library.custom_op("phalanx::reduce_scatter", mutates_args=())
 def reduce_scatter(x: Tensor, group: str, size: int, purpose: str) -> Tensor:
-    """This rank's part, [n / size, ...], of the sum of every rank's `x`, [n, ...]."""
+    """This rank's part, [n / size, ...], of the sum of every rank's `x`, [n, ...].
+
+    Args:
+        x: any strides; left as it is.
+        group: the name of one that was enlisted.
+        size: its ranks; they divide n.
+        purpose: of the message, for the ledger.
+    """
     out = x.new_empty((x.shape[0] // size, *x.shape[1:]))
     _groups[group].reduce_scatter(out, x.contiguous().clone(), purpose).wait()
     return out
@@ -49,7 +63,13 @@ def _(x: Tensor, group: str, size: int, purpose: str) -> Tensor:
 
 @torch.library.custom_op("phalanx::all_reduce", mutates_args=())
 def all_reduce(x: Tensor, group: str, purpose: str) -> Tensor:
-    """The sum of every rank's `x`."""
+    """The sum of every rank's `x`, like it and contiguous.
+
+    Args:
+        x: any shape and strides; left as it is.
+        group: the name of one that was enlisted.
+        purpose: of the message, for the ledger.
+    """
     out = x.clone(memory_format=torch.contiguous_format)
     _groups[group].all_reduce(out, purpose).wait()
     return out

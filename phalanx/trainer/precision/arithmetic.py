@@ -47,7 +47,12 @@ class Arithmetic:
 
 
 def choose(precision: Dtypes, mesh: Mesh) -> Arithmetic:
-    """What the run's precision asks for, by the kernels that this device has."""
+    """What the run's precision asks for, by the kernels that this device has.
+
+    Args:
+        precision: says the recipe, and the dtype of results.
+        mesh: the groups over which operands are cut and batches are spread, and the device.
+    """
     history = AmaxHistory([mesh.tensor, mesh.data, mesh.pipeline_replicas], mesh.device)
     if not precision.recipe:
         return Arithmetic(plain, history, "")

@@ -41,7 +41,12 @@ class Blocks:
         return self._rows(x)
 
     def weight(self, w: Tensor, scale: Tensor | None = None) -> Operand:
-        """In E4M3 with the scales of its squares; else itself, to be cut along either dim."""
+        """In E4M3 with the scales of its squares; else itself, to be cut along either dim.
+
+        Args:
+            w: this rank's part, [n_out, n_in].
+            scale: of the forward pass, one for each square; None where this is the forward pass.
+        """
         if not self.square:
             return Operand(w)
         if scale is None:
@@ -54,16 +59,40 @@ class Blocks:
         return Gradient(self._rows(g), self._rows(g.t()))
 
     def forward(self, x: Operand, w: Operand) -> Tensor:
-        """Compute x w^T."""
+        """Compute x w^T: [..., n_in] to [..., n_out].
+
+        Args:
+            x: E4M3 [..., n_in], with the scales of its rows [..., n_in / stretch].
+            w: [n_out, n_in], as `weight` gave it.
+
+        Raises:
+            ValueError: x has no scales.
+        """
         return unfolded(self._multiply(self._meant(x).flatten(0, -2), self._matrix(w)), x.data)
 
     def input_gradient(self, g: Operand, w: Operand) -> Tensor:
-        """Compute g w."""
+        """Compute g w: [tokens, n_in].
+
+        Args:
+            g: E4M3 [tokens, n_out], with the scales of its rows [tokens, n_out / stretch].
+            w: [n_out, n_in], as `weight` gave it.
+
+        Raises:
+            ValueError: g has no scales.
+        """
         matrix = self._matrix(w).t() if self.square else self._matrix(Operand(w.data.t()))
         return self._multiply(self._meant(g), matrix)
 
     def weight_gradient(self, g: Operand, x: Operand) -> Tensor:
-        """Compute g^T x, both cut along tokens."""
+        """Compute g^T x, both cut along tokens: [n_out, n_in].
+
+        Args:
+            g: E4M3 [n_out, tokens], with the scales of its rows [n_out, tokens / stretch].
+            x: E4M3 [..., n_in], with the scales of its rows; cut anew here.
+
+        Raises:
+            ValueError: one of them has no scales.
+        """
         tokens = self._meant(x).flatten(0, -2).t()
         return self._multiply(self._meant(g), self._meant(self._rows(tokens)))
 
@@ -105,23 +134,45 @@ _PROMOTED = 128  # products added up before the sum is put into fp32
 
 
 def row_amax(x: Tensor, stretch: int) -> Tensor:
-    """The largest magnitude of each stretch of each row: [..., n] to [..., n / stretch]."""
+    """The largest magnitude of each stretch of a row: [..., n] to [..., n / stretch], rounded up.
+
+    Args:
+        x: 16 bits or wider; the result has its dtype.
+        stretch: values in one; the last of a row may be shorter.
+    """
     padded = F.pad(x, (0, -x.shape[-1] % stretch))
     return padded.view(*x.shape[:-1], -1, stretch).abs().amax(-1)
 
 
 def square_amax(w: Tensor, size: int) -> Tensor:
-    """The largest magnitude of each square: [n, m] to [n / size, m / size]."""
+    """The largest magnitude of each square: [n, m] to [n / size, m / size], both rounded up.
+
+    Args:
+        w: 16 bits or wider; the result has its dtype.
+        size: rows and columns of a square; the last ones may be smaller.
+    """
     return row_amax(row_amax(w, size).t(), size).t()
 
 
 def spread_rows(scale: Tensor, n: int, stretch: int) -> Tensor:
-    """Give each value the scale of its stretch: [..., n / stretch] to [..., n]."""
+    """Give each value the scale of its stretch: [..., n / stretch], rounded up, to [..., n].
+
+    Args:
+        scale: fp32 or wider, which the result has too; or E8M0, which becomes fp32.
+        n: values of a row.
+        stretch: values that share a scale.
+    """
     return wider(scale).repeat_interleave(stretch, -1)[..., :n]
 
 
 def spread(scale: Tensor, shape: torch.Size, size: int) -> Tensor:
-    """Give each value the scale of its square: [n / size, m / size] to [n, m]."""
+    """Give each value the scale of its square: [n / size, m / size], rounded up, to [n, m].
+
+    Args:
+        scale: fp32 or wider, which the result has too; or E8M0, which becomes fp32.
+        shape: n and m.
+        size: rows and columns of a square.
+    """
     return spread_rows(spread_rows(scale, shape[1], size).t(), shape[0], size).t()
 
 

@@ -37,6 +37,13 @@ class Dtypes:
         """Those of a precision of layouts; auto is bf16 on a GPU and fp32 on a CPU.
 
         16-bit formats have fp32 masters.
+
+        Args:
+            precision: of a layout, or a word that `Precision.parse` reads.
+            device: decides what auto means.
+
+        Raises:
+            UsageError: there is no such word.
         """
         asked = Precision.parse(precision) if isinstance(precision, str) else precision
         known = asked.on("bf16" if device.type == "cuda" else "fp32")
@@ -45,7 +52,12 @@ class Dtypes:
 
     @classmethod
     def of(cls, run: Run, device: torch.device) -> "Dtypes":
-        """Those of a run: its layout's, with the master weights that its recipe wants."""
+        """Those of a run: its layout's, with the master weights that its recipe wants.
+
+        Args:
+            run: gives the layout's precision and the recipe.
+            device: decides what auto means.
+        """
         named = cls.named(run.layout.precision, device)
         if run.recipe.master_weights == "fp32":
             return named

@@ -33,6 +33,10 @@ def rounded(x: Tensor, to: Format) -> Tensor:
 
     What is too large becomes the largest. What is not finite becomes nan, so that a step that
     overflowed is still skipped.
+
+    Args:
+        x: of any shape and float dtype.
+        to: the format, whose dtype the result has.
     """
     x = x.float()
     return x.clamp(-to.largest, to.largest).where(x.isfinite(), torch.nan).to(to.dtype)
@@ -55,6 +59,10 @@ def power_of_two_scale(largest: Tensor, limit: float) -> Tensor:
 
     So nothing saturates: Mishra et al. 2025 (arXiv:2506.08027), section 3, where the
     specification of 2023 would round down.
+
+    Args:
+        largest: magnitudes, one for each scale; fp32 or wider. Of nan the scale is nan.
+        limit: the largest number of the format, above 0.
     """
     share, exponent = torch.frexp(largest / limit)
     exponent = exponent - (share == 0.5).to(exponent.dtype)

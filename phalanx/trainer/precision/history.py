@@ -58,7 +58,12 @@ class AmaxHistory:
         return self.values[:, first : first + len(KINDS)]
 
     def note(self, slot: int, x: Tensor) -> None:
-        """Take note of a tensor."""
+        """Keep a tensor's largest magnitude, if this step has not noted a larger one in its slot.
+
+        Args:
+            slot: the tensor's column of `values`.
+            x: this rank's part of it, of any shape.
+        """
         amax = torch.linalg.vector_norm(x, torch.inf).float()
         self._now[slot] = torch.maximum(self._now[slot], amax)
 

@@ -67,7 +67,12 @@ def native(rest: torch.dtype) -> Multiply:
 
 
 def unfolded(y: Tensor, like: Tensor) -> Tensor:
-    """Give the rows of a fresh y the leading dims of `like`; not a view, so that sums can go in."""
+    """Give the rows of a fresh y the leading dims of `like`; not a view, so that sums can go in.
+
+    Args:
+        y: [rows, n]; its memory is the result's, so nothing else may hold it.
+        like: [..., k], with as many rows.
+    """
     return cast(Tensor, torch.ops.aten._unsafe_view(y, [*like.shape[:-1], y.shape[-1]]))
 
 

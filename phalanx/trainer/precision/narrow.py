@@ -92,7 +92,13 @@ class NarrowAdamW:
 
 
 def nearest(stretch: Stretch, w: Tensor, update: int) -> Tensor:
-    """Rounded as storing rounds."""
+    """Rounded as storing rounds.
+
+    Args:
+        stretch: that the weights belong to; makes no difference here.
+        w: new weights in the dtype of gradients, returned as they are.
+        update: how many there were; makes no difference either.
+    """
     return w
 
 
@@ -116,6 +122,12 @@ def _draws(stretch: Stretch, key: str) -> Iterator[Tensor]:
 
 
 def round_by_chance(w: Tensor, draws: Tensor) -> Tensor:
-    """Finite fp32 to bf16: add up to one spacing below the bits that are cut, and cut them."""
+    """Finite fp32 to bf16: add up to one spacing below the bits that are cut, and cut them.
+
+    Args:
+        w: of any shape.
+        draws: like w, a number in (0, 1) for each; w is rounded away from zero with the probability
+            of what is cut off, as a share of the spacing.
+    """
     bits = w.contiguous().view(torch.int32) + (draws * 2**16).int()
     return (bits & -(2**16)).view(torch.float32).bfloat16()

@@ -43,7 +43,12 @@ class Nvfp4:
         return _operand(x, self.of_input)
 
     def weight(self, w: Tensor, scale: Tensor | None = None) -> Operand:
-        """Itself, with the scale of all of it."""
+        """Itself, with the scale of all of it.
+
+        Args:
+            w: this rank's part, [n_out, n_in].
+            scale: of the forward pass, fp32 without dims; None where this is the forward pass.
+        """
         return _operand(w, self.of_weight) if scale is None else Operand(w, scale)
 
     def gradient(self, g: Tensor) -> Gradient:
@@ -52,15 +57,39 @@ class Nvfp4:
         return Gradient(operand, operand._replace(data=g.t()))
 
     def forward(self, x: Operand, w: Operand) -> Tensor:
-        """Compute x w^T."""
+        """Compute x w^T: [..., n_in] to [..., n_out].
+
+        Args:
+            x: [..., n_in]; rounded here in stretches along n_in.
+            w: [n_out, n_in]; rounded here in squares.
+
+        Raises:
+            ValueError: one of them has no scale.
+        """
         return times(self._rows(x), self._squares(w)).to(self.rest)
 
     def input_gradient(self, g: Operand, w: Operand) -> Tensor:
-        """Compute g w."""
+        """Compute g w: [tokens, n_in].
+
+        Args:
+            g: [tokens, n_out]; rounded here in stretches along n_out.
+            w: [n_out, n_in]; rounded here in squares.
+
+        Raises:
+            ValueError: one of them has no scale.
+        """
         return times(self._rows(g), self._squares(w).t()).to(self.rest)
 
     def weight_gradient(self, g: Operand, x: Operand) -> Tensor:
-        """Compute g^T x."""
+        """Compute g^T x, over all tokens: [n_out, n_in].
+
+        Args:
+            g: [n_out, tokens]; rounded here in stretches along tokens.
+            x: [..., n_in]; rounded here likewise, of all its leading dims together.
+
+        Raises:
+            ValueError: one of them has no scale.
+        """
         tokens = self._rows(x._replace(data=x.data.flatten(0, -2).t()))
         return times(self._rows(g), tokens).to(self.rest)
 

@@ -39,7 +39,12 @@ class PerTensor:
         return quantized(x, self.of_input(x, E4M3), E4M3)
 
     def weight(self, w: Tensor, scale: Tensor | None = None) -> Operand:
-        """In E4M3, in backward with the scale of the forward pass."""
+        """In E4M3, in backward with the scale of the forward pass.
+
+        Args:
+            w: this rank's part, [n_out, n_in].
+            scale: of the forward pass, fp32 without dims; None to ask for one, which may give none.
+        """
         return quantized(w, self.of_weight(w, E4M3) if scale is None else scale, E4M3)
 
     def gradient(self, g: Tensor) -> Gradient:
@@ -48,29 +53,55 @@ class PerTensor:
         return Gradient(operand, operand)
 
     def forward(self, x: Operand, w: Operand) -> Tensor:
-        """Compute x w^T."""
+        """Compute x w^T: [..., n_in] to [..., n_out].
+
+        Args:
+            x: [..., n_in], E4M3 with its scale, or itself without one.
+            w: [n_out, n_in], likewise.
+        """
         rows = x._replace(data=x.data.flatten(0, -2))
         return unfolded(self.multiply(rows, w), x.data)
 
     def input_gradient(self, g: Operand, w: Operand) -> Tensor:
-        """Compute g w."""
+        """Compute g w: [tokens, n_in].
+
+        Args:
+            g: [tokens, n_out], E5M2 with its scale, or itself without one.
+            w: [n_out, n_in], E4M3 likewise.
+        """
         return self.multiply(g, w._replace(data=w.data.t()))
 
     def weight_gradient(self, g: Operand, x: Operand) -> Tensor:
-        """Compute g^T x."""
+        """Compute g^T x, over all tokens: [n_out, n_in].
+
+        Args:
+            g: [tokens, n_out], E5M2 with its scale, or itself without one.
+            x: [..., n_in], E4M3 likewise.
+        """
         columns = x._replace(data=x.data.flatten(0, -2).t())
         return self.multiply(g._replace(data=g.data.t()), columns)
 
 
 def quantized(x: Tensor, scale: Tensor | None, to: Format) -> Operand:
-    """A tensor in 8 bits, with its scale; itself without one."""
+    """A tensor in 8 bits, with its scale; itself without one.
+
+    Args:
+        x: of any shape, 16 bits or wider.
+        scale: what the result is multiplied with to mean x; fp32, no dims.
+        to: the format.
+    """
     if scale is None:
         return Operand(x)
     return Operand(rounded(x.to(wide_of(x.dtype)) / scale, to), scale)
 
 
 def scale_for(amax: Tensor, to: Format) -> Tensor:
-    """The fp32 scale that makes the largest value the largest number of the format; 1 for zero."""
+    """The fp32 scale that makes the largest value the largest number of the format; 1 for zero.
+
+    Args:
+        amax: the largest magnitude of a tensor; of several, one scale each.
+        to: the format.
+    """
     return (amax.float() / to.largest).where(amax != 0, 1.0)
 
 
@@ -90,7 +121,15 @@ class Current:
 
 
 def amax_of(x: Tensor, groups: Sequence[Group]) -> Tensor:
-    """The largest magnitude of a tensor that is cut over groups; fp32, no dims."""
+    """The largest magnitude of a tensor that is cut over groups; fp32, no dims.
+
+    All ranks of the groups call it together. Where any of them holds something that is not finite,
+    it is not finite.
+
+    Args:
+        x: this rank's part, of any shape.
+        groups: over which the parts are spread; none where this rank has all of it.
+    """
     amax: Tensor = torch.linalg.vector_norm(x, torch.inf).float()
     for group in groups:
         amax = amax.nan_to_num(nan=torch.inf)  # a maximum of messages may lose a nan

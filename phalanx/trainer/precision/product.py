@@ -55,13 +55,28 @@ class Multiplier(Protocol):
         """What is multiplied of the output's gradient [tokens, n_out]."""
 
     def forward(self, x: Operand, w: Operand) -> Tensor:
-        """Compute x w^T: [..., n_in] to [..., n_out]."""
+        """Compute x w^T: [..., n_in] to [..., n_out].
+
+        Args:
+            x: as `input` gave it, perhaps gathered since; [..., n_in].
+            w: as `weight` gave it, [n_out, n_in].
+        """
 
     def input_gradient(self, g: Operand, w: Operand) -> Tensor:
-        """Compute g w: [tokens, n_in]."""
+        """Compute g w: [tokens, n_in].
+
+        Args:
+            g: what `gradient` gave for this product; it means [tokens, n_out].
+            w: as `weight` gave it, [n_out, n_in].
+        """
 
     def weight_gradient(self, g: Operand, x: Operand) -> Tensor:
-        """Compute g^T x, over all tokens: [n_out, n_in]."""
+        """Compute g^T x, over all tokens: [n_out, n_in].
+
+        Args:
+            g: what `gradient` gave for this product; it means [tokens, n_out].
+            x: as `input` gave it, perhaps gathered since; [..., n_in].
+        """
 
 
 class Plain:
@@ -72,7 +87,12 @@ class Plain:
         return Operand(x)
 
     def weight(self, w: Tensor, scale: Tensor | None = None) -> Operand:
-        """The matrix itself."""
+        """The matrix itself.
+
+        Args:
+            w: [n_out, n_in].
+            scale: not needed.
+        """
         return Operand(w)
 
     def gradient(self, g: Tensor) -> Gradient:
@@ -80,15 +100,30 @@ class Plain:
         return Gradient(Operand(g), Operand(g))
 
     def forward(self, x: Operand, w: Operand) -> Tensor:
-        """Compute x w^T."""
+        """Compute x w^T: [..., n_in] to [..., n_out].
+
+        Args:
+            x: [..., n_in].
+            w: [n_out, n_in], of the same dtype.
+        """
         return times(x.data, w.data)
 
     def input_gradient(self, g: Operand, w: Operand) -> Tensor:
-        """Compute g w."""
+        """Compute g w: [tokens, n_in].
+
+        Args:
+            g: [tokens, n_out].
+            w: [n_out, n_in], of the same dtype.
+        """
         return times(g.data, w.data.t())
 
     def weight_gradient(self, g: Operand, x: Operand) -> Tensor:
-        """Compute g^T x."""
+        """Compute g^T x, over all tokens: [n_out, n_in].
+
+        Args:
+            g: [tokens, n_out].
+            x: [..., n_in], of the same dtype.
+        """
         return g.data.t() @ x.data.flatten(0, -2)
 
 
@@ -99,5 +134,10 @@ Products = Callable[
 
 
 def plain(name: str, cut: MatrixCut) -> Multiplier:
-    """Every projection multiplies in the dtype of computation."""
+    """Every projection multiplies in the dtype of computation.
+
+    Args:
+        name: of the projection; makes no difference here.
+        cut: likewise.
+    """
     return PLAIN
