@@ -46,7 +46,8 @@ from phalanx.trainer.engine.step import forward_backward, update
 from phalanx.trainer.engine.update import UpdateRule
 from phalanx.trainer.engine.wire import Form, Wire
 from phalanx.trainer.model.batch import MicroBatch
-from phalanx.trainer.parallel.comm import DirectGroup, Group, Ledger
+from phalanx.trainer.parallel.comm import DirectGroup, Group
+from phalanx.trainer.parallel.ledger import Ledger
 from phalanx.trainer.parallel.mesh import build_mesh
 
 Rounds = list[list[Span]]  # of one rank, round by round

@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 from phalanx.oracle.pool import RankPool
-from phalanx.trainer.parallel.comm import DirectGroup, Group, Ledger
+from phalanx.trainer.parallel.comm import DirectGroup, Group
+from phalanx.trainer.parallel.ledger import Ledger
 
 SIZES = (1 << 14, 1 << 19, 1 << 22)
 REPEATS = 15

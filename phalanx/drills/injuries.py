@@ -20,8 +20,8 @@ KINDS: dict[str, str] = {
     "corrupt": "a bit of the newest checkpoint flips while nobody trains; then it is resumed",
 }
 _KILLED_AT = (
-    *("start", "step.before", "message", "loss", "step.before_update", "step.after", "step.told"),
-    *("validation", "end"),
+    *("start", "step.before", "forward", "reduce", "message", "loss", "step.before_update"),
+    *("step.after", "step.told", "validation", "end"),
 )
 _KILLED_IN_A_SAVE = ("save.begin", "save.copied", "save.write", "save.written")
 _KILLED_ON_RANK_0 = ("save.commit", "save.tidy")

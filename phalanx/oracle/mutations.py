@@ -22,8 +22,9 @@ from phalanx.trainer.engine.weight_gradients import Deferred, WeightGradients
 from phalanx.trainer.model.batch import MicroBatch
 from phalanx.trainer.model.block import Block
 from phalanx.trainer.model.stage import Stage
-from phalanx.trainer.parallel.comm import DirectGroup, Ledger, Part, Pending, UnevenSplits
+from phalanx.trainer.parallel.comm import DirectGroup, Part, Pending, UnevenSplits
 from phalanx.trainer.parallel.data import ShardedUnit
+from phalanx.trainer.parallel.ledger import Ledger
 
 Fault = Literal["lost", "doubled", "swapped"]
 

@@ -20,6 +20,7 @@ from phalanx.reports.ranks import slowest
 from phalanx.reports.report import RunReport
 from phalanx.reports.term import measured, total
 from phalanx.reports.wall import REPORTS, SAVES
+from phalanx.schedules.registry import SPECS
 from phalanx.trainer.run.goodput import REPEATED, RESTARTING, SKIPPED, VALIDATION
 
 # Shares of a step, or of the wall clock, from which a cause is worth a change.
@@ -269,10 +270,11 @@ def _smaller_bubble(run: Run) -> Iterator[Layout]:
     if layout.mb > 1:
         yield replace(layout, mb=1)
     plain = replace(layout, v=0, stages=())
-    for v in (2, 4):
-        yield replace(plain, schedule="interleaved", v=v)
-    for schedule in ("1f1b", "zb-h1", "zb-h2", "zb-v"):
-        if schedule != layout.schedule:
-            yield replace(plain, schedule=schedule)
+    for spec in SPECS:
+        if spec.can_be_searched:
+            for v in (0,) if spec.chunks.fixed else (2, 4):
+                other = replace(plain, schedule=spec.name, v=v)
+                if (other.schedule, other.v) != (layout.schedule, layout.v):
+                    yield other
     if layout.pp % 2 == 0:
         yield replace(plain, pp=layout.pp // 2, dp=layout.dp * 2)

@@ -12,7 +12,8 @@ from phalanx.core.run import Recipe
 from phalanx.trainer.model.block import Block
 from phalanx.trainer.model.ends import Embedding, Head
 from phalanx.trainer.model.parameters import Declaration, Share, declared_in
-from phalanx.trainer.parallel.comm import Group, Ledger
+from phalanx.trainer.parallel.comm import Group
+from phalanx.trainer.parallel.ledger import Ledger
 from phalanx.trainer.parallel.tensor import TensorParallel
 
 LLAMA = ModelShape(layers=1, hidden=64, heads=8, kv_heads=4, ffn=194, vocab=97)

@@ -31,8 +31,9 @@ from phalanx.trainer.model.batch import MicroBatch
 from phalanx.trainer.model.block import Block
 from phalanx.trainer.model.ends import Head
 from phalanx.trainer.model.parameters import Share, declared_in
-from phalanx.trainer.parallel.comm import Group, Ledger
+from phalanx.trainer.parallel.comm import Group
 from phalanx.trainer.parallel.context import ContextParallel
+from phalanx.trainer.parallel.ledger import Ledger
 from phalanx.trainer.parallel.mesh import build_mesh
 from phalanx.trainer.parallel.tensor import TensorParallel
 from phalanx.trainer.precision.arithmetic import choose

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from phalanx.core.errors import LostMessageError, PhalanxError, RankLeftError, RefusedError
 from phalanx.core.layout import Layout
 from phalanx.oracle.pool import RankFailedError, RankPool
-from phalanx.trainer.parallel.comm import DirectGroup, Ledger
+from phalanx.trainer.parallel.comm import DirectGroup
+from phalanx.trainer.parallel.ledger import Ledger
 from phalanx.trainer.parallel.mesh import build_mesh, group_timeout
 
 

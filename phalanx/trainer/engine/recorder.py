@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from phalanx.core.timeline import Category, Span
-from phalanx.trainer.parallel.comm import Passage
+from phalanx.trainer.parallel.ledger import Passage
 
 
 class Recorder:

@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 
 from phalanx.trainer.ops.kernels import attention
-from phalanx.trainer.parallel.comm import Group, Ledger
+from phalanx.trainer.parallel.comm import Group
 from phalanx.trainer.parallel.context import ContextParallel
+from phalanx.trainer.parallel.ledger import Ledger
 
 
 class KeyValueCache(ContextParallel):

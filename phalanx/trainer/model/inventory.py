@@ -7,7 +7,8 @@ from phalanx.core.run import Recipe
 from phalanx.trainer.model.block import Block
 from phalanx.trainer.model.ends import Embedding, Head
 from phalanx.trainer.model.parameters import Declaration, declared_in
-from phalanx.trainer.parallel.comm import Group, Ledger
+from phalanx.trainer.parallel.comm import Group
+from phalanx.trainer.parallel.ledger import Ledger
 from phalanx.trainer.parallel.tensor import TensorParallel
 
 

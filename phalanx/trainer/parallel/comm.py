@@ -6,7 +6,6 @@ docs/decisions/0003-direct-collectives-on-cpu.md.
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,8 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from phalanx.core.errors import LostMessageError, PhalanxError, RankLeftError, shorten
-from phalanx.core.message import Axis, Collective, Message
+from phalanx.core.message import Axis
 from phalanx.trainer import faults
+from phalanx.trainer.parallel.ledger import Ledger, Passage
 
 # What gloo says of a connection, and of nothing else.
 _TRANSPORT = ("gloo/transport", "pair closure", "Connection closed", "Connection reset")
@@ -33,67 +33,6 @@ _all_gather: Callable[..., dist.Work | None] = getattr(
     dist, "all_gather_single", dist.all_gather_into_tensor
 )
 _all_to_all: Callable[..., dist.Work | None] = dist.all_to_all_single
-
-
-class Passage(NamedTuple):
-    """One message in time: seconds on this rank's clock.
-
-    Attributes:
-        axis, purpose: of the message.
-        issued: when it was started.
-        wanted: when this rank began to stand still for it.
-        done: when it was complete, or found to be.
-    """
-
-    axis: Axis
-    purpose: str
-    issued: float
-    wanted: float
-    done: float
-
-
-class Ledger:
-    """Counts what one rank sent since the last `clear`, and how long it waited for it.
-
-    Attributes:
-        waited: seconds in which this rank stood still for messages, by axis.
-        issuing: seconds that it took to hand messages over.
-        watch: is told of every message that was waited for.
-        waits: is told the axis and purpose of every message that is about to be waited for.
-    """
-
-    def __init__(self) -> None:
-        self._counts: Counter[Message] = Counter()
-        self.waited: dict[str, float] = {}
-        self.issuing = 0.0
-        self._waited_before: dict[str, float] = {}
-        self.watch: Callable[[Passage], None] = lambda _: None
-        self.waits: Callable[[Axis, str], None] = lambda *_: None
-
-    def note(self, axis: Axis, collective: Collective, purpose: str, size: int) -> None:
-        """Count one message of `size` bytes."""
-        self._counts[Message(axis, collective, purpose, size)] += 1
-
-    def note_wait(self, passage: Passage) -> None:
-        """Count time in which the rank could only wait."""
-        seconds = passage.done - passage.wanted
-        self.waited[passage.axis] = self.waited.get(passage.axis, 0.0) + seconds
-        self.watch(passage)
-
-    def lap(self) -> dict[str, float]:
-        """Seconds of waiting since the last lap, by axis."""
-        before, self._waited_before = self._waited_before, dict(self.waited)
-        return {axis: total - before.get(axis, 0.0) for axis, total in self.waited.items()}
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._counts.clear()
-        self.waited.clear()
-        self._waited_before.clear()
-
-    def messages(self) -> list[Message]:
-        """What was sent, equal messages added up, in a stable order."""
-        return sorted(t._replace(times=n) for t, n in self._counts.items())
 
 
 @dataclass
@@ -284,17 +223,36 @@ class Group:
         return self._started(purpose, lambda: self._all_to_all(out, x, purpose, rows))
 
     def shift(self, out: Tensor, x: Tensor, purpose: str) -> Pending:
-        """Send `x` to the next rank of the ring while `out` is filled by the one before."""
+        """Send `x` to the next rank of the ring while `out` is filled by the one before.
+
+        Args:
+            out: contiguous, as large as `x`.
+            x: contiguous; it must not change until the message is waited for.
+            purpose: for the ledger.
+        """
         self.ledger.note(self.axis, "send", purpose, x.nbytes)
         return self._started(purpose, lambda: self._shift(out, x, purpose))
 
     def send(self, x: Tensor, to: int, purpose: str, tag: int = 0) -> Pending:
-        """Send `x` to group index `to`; matched in order of issue for each pair of ranks."""
+        """Send `x` to group index `to`; matched in order of issue for each pair of ranks.
+
+        Args:
+            x: contiguous; it must not change until the message is waited for.
+            to: index in the group.
+            purpose: for the ledger.
+            tag: tells messages apart on gloo; NCCL goes by the order of issue.
+        """
         self.ledger.note(self.axis, "send", purpose, x.nbytes)
         return self._started(purpose, lambda: self._send(x, to, purpose, tag))
 
     def receive(self, x: Tensor, source: int, tag: int = 0) -> Pending:
-        """Fill `x` with what group index `source` sends."""
+        """Fill `x` with what group index `source` sends.
+
+        Args:
+            x: contiguous, as large as what comes.
+            source: index in the group.
+            tag: of the message, as it was sent.
+        """
         return self._started("arrival", lambda: self._receive(x, source, tag))
 
     def _started(self, purpose: str, start: Callable[[], Pending]) -> Pending:

@@ -36,7 +36,8 @@ from phalanx.trainer.ops.flash import (
     merge,
 )
 from phalanx.trainer.ops.kernels import attention
-from phalanx.trainer.parallel.comm import Group, Ledger, Pending
+from phalanx.trainer.parallel.comm import Group, Pending
+from phalanx.trainer.parallel.ledger import Ledger
 
 
 class Travel(Protocol):

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from phalanx.trainer.ops.autograd import apply
 from phalanx.trainer.ops.kernels import dot_each, weighed_sums
-from phalanx.trainer.parallel.comm import Group, Ledger, UnevenSplits
+from phalanx.trainer.parallel.comm import Group, UnevenSplits
+from phalanx.trainer.parallel.ledger import Ledger
 
 
 class DispatchPlan(NamedTuple):

@@ -12,8 +12,9 @@ from phalanx.core.errors import StartError, shorten
 from phalanx.core.layout import Coordinates, Layout
 from phalanx.core.message import Axis
 from phalanx.schedules.layouts import placement
-from phalanx.trainer.parallel.comm import DirectGroup, Group, Ledger
+from phalanx.trainer.parallel.comm import DirectGroup, Group
 from phalanx.trainer.parallel.expert import ExpertParallel
+from phalanx.trainer.parallel.ledger import Ledger
 
 GroupType = Callable[[Axis, Sequence[int], dist.ProcessGroup | None, Ledger], Group]
 

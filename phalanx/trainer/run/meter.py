@@ -21,7 +21,7 @@ from phalanx.cost.flops import describe_convention, flops_per_token, utilization
 from phalanx.trainer.engine.balance import ExpertLoad
 from phalanx.trainer.engine.engine import Engine
 from phalanx.trainer.engine.step import StepResult
-from phalanx.trainer.parallel.comm import Ledger
+from phalanx.trainer.parallel.ledger import Ledger
 from phalanx.trainer.parallel.mesh import Mesh
 from phalanx.trainer.precision.dtypes import Dtypes
 from phalanx.trainer.run.goodput import Goodput

@@ -16,8 +16,9 @@ from phalanx.trainer.engine.optimizer import MOMENTS, Optimizer, clip, global_no
 from phalanx.trainer.engine.step import update
 from phalanx.trainer.engine.unit import Unit
 from phalanx.trainer.model.parameters import WHOLE, Declared, Initial, declared_in, initial_values
-from phalanx.trainer.parallel.comm import Group, Ledger
+from phalanx.trainer.parallel.comm import Group
 from phalanx.trainer.parallel.data import ShardedUnit
+from phalanx.trainer.parallel.ledger import Ledger
 from phalanx.trainer.parallel.mesh import build_mesh
 from phalanx.trainer.precision.dtypes import Dtypes
 

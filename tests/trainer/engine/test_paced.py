@@ -15,7 +15,8 @@ from phalanx.trainer.engine.recorder import Recorder
 from phalanx.trainer.engine.update import UpdateRule
 from phalanx.trainer.engine.wire import Form, Wire
 from phalanx.trainer.model.batch import MicroBatch
-from phalanx.trainer.parallel.comm import DirectGroup, Ledger
+from phalanx.trainer.parallel.comm import DirectGroup
+from phalanx.trainer.parallel.ledger import Ledger
 
 PACE = {Kind.FORWARD: 0.004, Kind.INPUT_GRAD: 0.002, Kind.WEIGHT_GRAD: 0.008}
 

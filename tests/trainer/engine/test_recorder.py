@@ -3,7 +3,7 @@
 import time
 
 from phalanx.trainer.engine.recorder import Recorder
-from phalanx.trainer.parallel.comm import Passage
+from phalanx.trainer.parallel.ledger import Passage
 
 
 def test_a_span_lacks_what_it_stood_still_for_and_nothing_that_came_after() -> None:

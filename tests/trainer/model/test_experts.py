@@ -10,7 +10,8 @@ from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe
 from phalanx.trainer.model.batch import MicroBatch
 from phalanx.trainer.model.experts import Router, Routing
-from phalanx.trainer.parallel.comm import Group, Ledger
+from phalanx.trainer.parallel.comm import Group
+from phalanx.trainer.parallel.ledger import Ledger
 from phalanx.trainer.parallel.tensor import TensorParallel
 
 E = 8

@@ -11,7 +11,8 @@ from torch import Tensor
 from phalanx.core.layout import Layout, share
 from phalanx.oracle.pool import RankPool
 from phalanx.trainer.model.loss import IGNORED, ChunkedLoss, VocabSlice, token_losses
-from phalanx.trainer.parallel.comm import Group, Ledger
+from phalanx.trainer.parallel.comm import Group
+from phalanx.trainer.parallel.ledger import Ledger
 from phalanx.trainer.parallel.mesh import build_mesh
 from phalanx.trainer.parallel.tensor import TensorParallel
 

@@ -19,7 +19,8 @@ from phalanx.trainer.model.layers import LayerNorm, RMSNorm, rotary_angles, rota
 from phalanx.trainer.model.loss import IGNORED, VocabSlice, token_losses
 from phalanx.trainer.ops.flash import Attended, AttentionBlock, attend_block, merge
 from phalanx.trainer.ops.kernels import attention
-from phalanx.trainer.parallel.comm import Group, Ledger
+from phalanx.trainer.parallel.comm import Group
+from phalanx.trainer.parallel.ledger import Ledger
 from phalanx.trainer.parallel.tensor import TensorParallel
 
 LONGEST = 32_768

@@ -9,7 +9,8 @@ from torch import Tensor
 from phalanx.core.layout import Layout
 from phalanx.core.message import Message
 from phalanx.oracle.pool import Job, RankPool
-from phalanx.trainer.parallel.comm import DirectGroup, Group, Ledger, UnevenSplits
+from phalanx.trainer.parallel.comm import DirectGroup, Group, UnevenSplits
+from phalanx.trainer.parallel.ledger import Ledger
 from phalanx.trainer.parallel.mesh import build_mesh
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64)

@@ -11,8 +11,9 @@ from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe, Run
 from phalanx.oracle.pool import RankPool
 from phalanx.trainer.engine.engine import build_engine
-from phalanx.trainer.parallel.comm import Group, Ledger
+from phalanx.trainer.parallel.comm import Group
 from phalanx.trainer.parallel.context import ContextParallel, _Ring, _Sequence, undivided
+from phalanx.trainer.parallel.ledger import Ledger
 from phalanx.trainer.parallel.mesh import build_mesh
 from phalanx.trainer.run.generate import generate
 

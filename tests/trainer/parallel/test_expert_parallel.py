@@ -10,8 +10,9 @@ from phalanx.oracle.pool import RankPool
 from phalanx.trainer.engine.saved import SavedTensors
 from phalanx.trainer.engine.weight_gradients import WeightGradients
 from phalanx.trainer.model.experts import RoutedExperts, Routing
-from phalanx.trainer.parallel.comm import DirectGroup, Ledger
+from phalanx.trainer.parallel.comm import DirectGroup
 from phalanx.trainer.parallel.expert import ExpertParallel, alone
+from phalanx.trainer.parallel.ledger import Ledger
 
 pytestmark = pytest.mark.ranks
 

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 
 from phalanx.core.errors import DataError, StartError
-from phalanx.trainer.parallel.comm import DirectGroup, Ledger
+from phalanx.trainer.parallel.comm import DirectGroup
+from phalanx.trainer.parallel.ledger import Ledger
 from phalanx.trainer.run.worker import Worker
 
 
