@@ -15,6 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from phalanx.core.layout import Layout
 from phalanx.core.message import Message
 from phalanx.core.run import Run
+from phalanx.dryrun.rehearse import one_thread
 from phalanx.oracle.verify import Case
 from phalanx.trainer.engine.engine import build_engine
 from phalanx.trainer.engine.step import train_step
@@ -81,17 +82,6 @@ def fake_mesh(layout: Layout, rank: int = 0, kv_heads: int = 0) -> Iterator[Mesh
     finally:
         if world > 1:
             dist.destroy_process_group()
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Tensors of a few numbers take longer with several."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def recorded(run: Run, rank: int) -> list[Message]:

@@ -68,7 +68,7 @@ def rehearse(run: Run, rank: int) -> Rehearsal:
     run = replace(run, layout=replace(run.layout, compile=False), weights="")
     start = time.perf_counter()
     live = LiveBytes()
-    with _one_thread(), silent_mesh(run, rank) as mesh, _shapes(live):
+    with one_thread(), silent_mesh(run, rank) as mesh, _shapes(live):
         engine = build_engine(run, mesh, _no_values)
         live.expect_resizing(*(sharded.unit.weights for sharded in engine.units))
         _as_after_a_step(engine)
@@ -111,8 +111,8 @@ def _batch(engine: Engine) -> Batch:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """Nothing is computed; several threads would only wait for each other."""
+def one_thread() -> Iterator[None]:
+    """Where little or nothing is computed, several threads would only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
