@@ -14,8 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from phalanx.core.layout import Layout
 from phalanx.core.run import Run
+from phalanx.cost.messages.expert import real_tokens
+from phalanx.cost.table import Table
 from phalanx.trainer.parallel.comm import Group, Part, Pending, UnevenSplits
 from phalanx.trainer.parallel.expert import ExpertParallel, RowCounts
 from phalanx.trainer.parallel.mesh import Mesh, build_mesh
@@ -108,18 +109,9 @@ def silent_mesh(run: Run, rank: int) -> Iterator[Mesh]:
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
     try:
         mesh = build_mesh(layout, torch.device("cpu"), SilentGroup, kv_heads=kv_heads)
-        real = _real_places(layout, mesh.at.cp, run.recipe.seq)
+        table = Table.of_run(run)
+        real = int(real_tokens(table, mesh.at.cp)[0]), int(table.padded_seq[0]) // layout.cp
         yield replace(mesh, expert_type=partial(EvenExperts, real=real))
     finally:
         if world > 1:
             dist.destroy_process_group()
-
-
-def _real_places(layout: Layout, cp: int, seq: int) -> tuple[int, int]:
-    """How many places of a sequence a cp rank has that hold a token, and how many it has."""
-    whole = layout.padded_seq(seq)
-    if layout.cp == 1:
-        return seq, whole
-    chunk = whole // (2 * layout.cp)  # one from either end
-    mine = (cp, 2 * layout.cp - 1 - cp)
-    return sum(min(max(seq - i * chunk, 0), chunk) for i in mine), 2 * chunk

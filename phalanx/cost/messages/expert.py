@@ -21,7 +21,7 @@ import numpy as np
 
 from phalanx.core.message import Axis, Collective
 from phalanx.cost.messages.unit import Among, Pass, Setting, UnitMessage
-from phalanx.cost.table import Booleans, Integers
+from phalanx.cost.table import Booleans, Integers, Table
 
 COUNT = 8  # bytes of a number of rows
 
@@ -76,7 +76,9 @@ def _visits(setting: Setting) -> Iterator[UnitMessage]:
 
 def _rows(setting: Setting) -> Iterator[UnitMessage]:
     table, shape = setting.table, setting.table.model
-    size = _real_tokens(setting) * table.mb * shape.top_k * shape.hidden * setting.element
+    size = (
+        real_tokens(table, setting.at.cp) * table.mb * shape.top_k * shape.hidden * setting.element
+    )
     counts = np.full_like(size, COUNT * shape.experts)
     spread = table.ep > 1
     for when, times in _forwards(setting, spread):
@@ -107,9 +109,14 @@ def _forwards(setting: Setting, rows: Booleans) -> Iterator[tuple[Pass, Integers
     yield "recompute", np.where(rows & setting.by_segment, 1, 0)
 
 
-def _real_tokens(setting: Setting) -> Integers:
-    """Tokens of a sequence that a cp rank holds: two chunks, without the padding at the end."""
-    table, seq, cp = setting.table, setting.table.recipe.seq, setting.at.cp
+def real_tokens(table: Table, cp: int) -> Integers:
+    """Tokens of a sequence that a cp rank holds: two chunks, without the padding at the end.
+
+    Args:
+        table: the layouts.
+        cp: the coordinate of the rank along cp.
+    """
+    seq = table.recipe.seq
     chunk = table.padded_seq // (2 * table.cp)
     mine = (cp, 2 * table.cp - 1 - cp)
     held = sum(np.clip(seq - i * chunk, 0, chunk) for i in mine)
