@@ -9,13 +9,13 @@ import torch
 from corruption_jobs import train_injured
 from hypothesis import given
 from hypothesis import strategies as st
+from saved_tensors import equal
 
 from phalanx.core.errors import CheckpointError
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Data, Recipe, Run
 from phalanx.oracle.pool import RankPool
-from phalanx.trainer.checkpoint import newest
 from phalanx.trainer.faults import Fault, FaultPlan
 from phalanx.trainer.guard.corruption import blame, checksum
 from phalanx.trainer.run.events import read_events
@@ -91,19 +91,6 @@ def trained(ranks: RankPool, run: Run, folder: Path, *planned: Fault) -> list[di
     assert set(codes) == {0}
     found = read_events(folder / "events.jsonl")
     return [event for event in found if event["kind"] == "suspicion"]
-
-
-def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    found = newest(folder / "checkpoints", pytest.fail)
-    assert found is not None
-    with found:
-        keys = [(name, field) for name in found.names() for field in found.fields(name)]
-        return {str(key): found.tensor(*key) for key in keys}
-
-
-def equal(one: Path, other: Path) -> bool:
-    a, b = tensors(one), tensors(other)
-    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
 def flip(tensor: str, rank: int, step: int = 6) -> Fault:

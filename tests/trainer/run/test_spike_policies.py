@@ -5,14 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
+from saved_tensors import equal
 from trainer_jobs import Trained, injured_job, small_run, train_job
 
 from phalanx.core.errors import RefusedError
 from phalanx.core.layout import Layout
 from phalanx.core.run import Run
 from phalanx.oracle.pool import RankPool
-from phalanx.trainer.checkpoint import newest
 from phalanx.trainer.checkpoint.manifest import Manifest
 from phalanx.trainer.faults import Fault, FaultPlan
 from phalanx.trainer.run.continuity import Resume
@@ -46,19 +45,6 @@ def undisturbed(ranks: RankPool, run: Run, tmp_path_factory: pytest.TempPathFact
     path = tmp_path_factory.mktemp("undisturbed")
     ranks.run(2, train_job, run, path)
     return path
-
-
-def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    found = newest(folder / "checkpoints", pytest.fail)
-    assert found is not None
-    with found:
-        keys = [(name, field) for name in found.names() for field in found.fields(name)]
-        return {str(key): found.tensor(*key) for key in keys}
-
-
-def equal(one: Path, other: Path) -> bool:
-    a, b = tensors(one), tensors(other)
-    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
 def losses(folder: Path) -> list[tuple[int, float]]:
