@@ -10,6 +10,7 @@ from phalanx.core.run import Recipe
 from phalanx.trainer.engine.unit import Unit
 from phalanx.trainer.parallel.comm import Group
 from phalanx.trainer.parallel.data import ShardedUnit
+from phalanx.trainer.precision.fused import FusedAdamW
 from phalanx.trainer.precision.narrow import MOMENT_DTYPES, NarrowAdamW, Stretch
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -125,7 +126,7 @@ class UnitOptimizer:
             for start, stop, decays in unit.optimizer_ranges()
         ]
         wide = (recipe.master_weights, recipe.moments) == ("fp32", "fp32")
-        make = _torch_optimizer if wide else NarrowAdamW
+        make = _wide if wide else NarrowAdamW
         self.torch = make(recipe, self._stretches) if self._stretches else None
         self.count(0)
 
@@ -167,7 +168,9 @@ class UnitOptimizer:
         self.memory.rest(self.unit.master, self.unit.grad, *self.moments.values())
 
 
-def _torch_optimizer(recipe: Recipe, stretches: Sequence[Stretch]) -> torch.optim.Optimizer:
+def _wide(recipe: Recipe, stretches: Sequence[Stretch]) -> "torch.optim.Optimizer | FusedAdamW":
+    if recipe.optimizer != "sgd":
+        return FusedAdamW(recipe, stretches)
     groups: dict[bool, list[Tensor]] = {False: [], True: []}
     for stretch in stretches:
         stretch.part.grad = stretch.grad
@@ -177,12 +180,7 @@ def _torch_optimizer(recipe: Recipe, stretches: Sequence[Stretch]) -> torch.opti
         for decays, parts in groups.items()
         if parts
     ]
-    if recipe.optimizer == "sgd":
-        return torch.optim.SGD(params, lr=recipe.learning_rate)
-    betas = (recipe.beta1, recipe.beta2)
-    return torch.optim.AdamW(
-        params, lr=recipe.learning_rate, betas=betas, eps=recipe.eps, fused=True
-    )
+    return torch.optim.SGD(params, lr=recipe.learning_rate)
 
 
 PendingScalar = Callable[[], float]  # a number on its way; calling it waits until it is here
