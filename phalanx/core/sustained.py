@@ -11,6 +11,7 @@ class Sustained:
         name: of the set.
         cores: units that share the tiles of a matrix product; 1 where tiles do not come in waves.
         product: share of the peak that a very large matrix product reaches.
+        product_fp8, product_fp4: the same in 8 and in 4 bits, of the peak there; 0 is as in 16.
         depth: inner length of a 16-bit product at which half of that is reached.
         attention: share of the peak that fused attention reaches, of the scores it computes.
         attention_first: the same for the first generation of fused kernels.
@@ -46,3 +47,5 @@ class Sustained:
     rows: int
     source: str
     assumed_peak: float = 0.0
+    product_fp8: float = 0.0
+    product_fp4: float = 0.0

@@ -63,6 +63,7 @@ class Product(NamedTuple):
         weights: K x N are weights, and their gradient is a pass of its own.
         kernels: that compute all of them in forward; backward runs twice as many.
         last: no backward of its own block reads the result.
+        low_precision: in the format of the recipe; else in that of the rest.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Product(NamedTuple):
     weights: bool = True
     kernels: Column = 1.0
     last: bool = False
+    low_precision: bool = True
 
 
 class Scores(NamedTuple):
@@ -123,6 +125,8 @@ class Machine:
         wide: dense FLOP/s of attention, which stays in 16 bits under fp8.
         hbm: bytes/s of memory.
         element: bytes of an operand of products.
+        wide_element: the same of products that stay in the format of the rest.
+        product: share of the peak that a very large product reaches in the format that runs.
         accumulate: bytes that adding up the gradient of one weight moves within its product.
         rates: the other shares, see `Sustained`.
     """
@@ -130,12 +134,20 @@ class Machine:
     peak: float
     wide: float
     hbm: float
-    element: int
+    element: float
+    wide_element: int
+    product: float
     accumulate: float
     rates: Sustained
 
     def product_seconds(
-        self, M: Column, N: Column, K: Column, batch: Column = 1.0, added: Column = 0.0
+        self,
+        M: Column,
+        N: Column,
+        K: Column,
+        batch: Column = 1.0,
+        added: Column = 0.0,
+        low_precision: Column = True,
     ) -> Column:
         """The slower of arithmetic and memory for `batch` products M x K by K x N.
 
@@ -149,15 +161,20 @@ class Machine:
             batch: how many independent products there are.
             added: bytes that every element of the result moves beside itself: of a gradient that is
                 added up within its product.
+            low_precision: whether it runs in the format of the recipe, a column.
 
         Returns:
             Seconds of all of them, a column like the sizes.
         """
         rates = self.rates
-        depth = rates.depth * self.peak / self.wide
-        reached = self.peak * rates.product * K / (K + depth)
+        low = np.asarray(low_precision)
+        peak = np.where(low, self.peak, self.wide)
+        share = np.where(low, self.product, rates.product)
+        element = np.where(low, self.element, self.wide_element)
+        depth = rates.depth * peak / self.wide
+        reached = peak * share * K / (K + depth)
         arithmetic = 2 * M * N * K * batch / (reached * fill(M, N, batch, rates.cores))
-        moved = batch * ((M * K + K * N + M * N) * self.element + M * N * added)
+        moved = batch * ((M * K + K * N + M * N) * element + M * N * added)
         return np.maximum(arithmetic, moved / (self.hbm * rates.memory))
 
     def scores_seconds(self, flops: Column, *, first: bool = False) -> Column:
@@ -302,10 +319,12 @@ def _products(
     batch = stacked([work.batch for work in products])
     learns = np.array([work.weights for work in products])
     column = learns.reshape(-1, *(1,) * len(shape))
+    low = np.array([work.low_precision for work in products]).reshape(column.shape)
     added = np.stack((0 * M, 0 * M, machine.accumulate * column + 0 * M))
     sizes = (np.stack((M, M, K)), np.stack((N, K, N)), np.stack((K, N, M)))
-    seconds = machine.product_seconds(*sizes, np.stack((batch,) * 3), added)
-    peak = np.stack((2 * M * N * K * batch / machine.peak,) * 3)
+    seconds = machine.product_seconds(*sizes, np.stack((batch,) * 3), added, low)
+    flops = 2 * M * N * K * batch
+    peak = np.stack((flops / np.where(low, machine.peak, machine.wide),) * 3)
     for table in (seconds, peak):  # without weights both gradients are one pass
         table[1] += np.where(column, 0.0, table[2])
         table[2] = np.where(column, table[2], 0.0)

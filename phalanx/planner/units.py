@@ -232,6 +232,10 @@ class Units:
             beside = terms[PRODUCTS].times(1 / (2 * self._products(message.unit)))
             behind = beside.I if message.when == "weight gradient" else beside.W
             shown = exposed(self.workload, lasts, behind)
+        elif message.axis == "expert" and self.workload.framework.hides_experts:
+            # of a forward and a backward that go on at once, a fourth for each of four messages
+            busy = terms[PRODUCTS].total + terms[ATTENTION].total
+            shown = exposed(self.workload, lasts, busy / 4)
         elif message.behind == "attention":
             attention = terms[ATTENTION]
             behind = attention.I / 2 if message.when == "input gradient" else attention.F
