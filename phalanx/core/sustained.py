@@ -17,6 +17,7 @@ class Sustained:
         attention_first: the same for the first generation of fused kernels.
         memory: share of the memory bandwidth that passes over tensors reach.
         launch: seconds between the starts of two kernels, at the least.
+        gap: seconds that a kernel takes to fill and drain the device, at the least.
         domain: share of the one-way rate of the scale-up link in large collectives.
         network: share of the one-way rate of the scale-out link.
         interference: share of a hidden collective that the arithmetic beside it loses to it.
@@ -49,3 +50,4 @@ class Sustained:
     assumed_peak: float = 0.0
     product_fp8: float = 0.0
     product_fp4: float = 0.0
+    gap: float = 0.0

@@ -172,9 +172,7 @@ def _product(operator: Operator, computes: MatrixProduct, cut: Slice) -> Product
     """One product; of experts, one for each of equal load in kernels of their own."""
     tokens, routed = computes.tokens, computes.tokens == "routed"
     experts = cut.shape.experts / cut.table.ep if routed else 1.0
-    launches: Column = 2 * experts if routed else 1.0
-    if routed and cut.framework.groups_experts:
-        launches = 1 + STARTED_TOGETHER * experts
+    together = routed and cut.framework.groups_experts
     return Product(
         operator.name,
         cut.tokens_of(tokens) * (cut.shape.top_k if routed else 1) / experts,
@@ -182,7 +180,8 @@ def _product(operator: Operator, computes: MatrixProduct, cut: Slice) -> Product
         cut.channels((computes.inner,), tokens),
         experts,
         operator.part,
-        kernels=launches * cut.launched,
+        kernels=_kernels(experts, cut) if routed else 1.0,
+        launched=cut.launched * (STARTED_TOGETHER if together else 1.0),
         last=operator.is_last,
         low_precision=computes.low_precision and cut.in_block,
     )
@@ -201,8 +200,22 @@ def _casts(operator: Operator, computes: MatrixProduct, cut: Slice) -> Iterator[
     rows = rows * (cut.shape.top_k if computes.tokens == "routed" else 1)
     inputs = rows * cut.channels((computes.inner,), computes.tokens)
     outputs = rows * cut.channels(computes.out, computes.tokens)
-    name, count = f"{operator.name} operands", count * cut.launched
-    yield MemoryBoundKernel(name, moved * inputs, moved * outputs, count, operator.part)
+    several: Column = 1
+    if computes.tokens == "routed":
+        several = cut.shape.experts / cut.table.ep
+    yield MemoryBoundKernel(
+        f"{operator.name} operands",
+        moved * inputs,
+        moved * outputs,
+        count * several,
+        operator.part,
+        launched=cut.launched * (STARTED_TOGETHER if cut.framework.groups_experts else 1.0),
+    )
+
+
+def _kernels(experts: Column, cut: Slice) -> Column:
+    """Of the products of all experts of a rank; frameworks run two operators for each."""
+    return experts if cut.framework.groups_experts else 2 * experts
 
 
 def _memory_bound(
@@ -225,9 +238,14 @@ def _memory_bound(
         number = computes.kernels
         if cut.framework.fuses_routing and computes.fused_kernels:
             number = computes.fused_kernels
-        count = np.where(compiled, 1, number + drops) * cut.launched
         yield MemoryBoundKernel(
-            operator.name, forward * size, backward * size, count, operator.part, operator.is_last
+            operator.name,
+            forward * size,
+            backward * size,
+            np.where(compiled, 1, number + drops),
+            operator.part,
+            operator.is_last,
+            cut.launched,
         )
 
 
@@ -238,7 +256,15 @@ def _attention(core: AttentionCore, cut: Slice) -> Iterator[Work]:
     a = cut.channels((core.heads,), "gathered")
     if cut.framework.fused_attention:
         flops = 2 * T * (s / 2) * a * (qk + v)
-        yield Scores("attention", flops, first=cut.framework.first_attention)
+        if not cut.framework.balances_context:
+            flops = flops * (2 - 1 / cut.table.cp)
+        yield Scores(
+            "attention",
+            flops,
+            first=cut.framework.first_attention,
+            width=(qk + v) / 2,
+            launched=1.0 * cut.launched,
+        )
         return
     heads, rows = a * cut.table.mb, s / cut.table.cp
     scores = HALF * a * s * T

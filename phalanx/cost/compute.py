@@ -20,6 +20,9 @@ from phalanx.cost.table import Choice, Column, Floats
 
 # Tiles of the result that libraries choose from, and what each reaches of the first one's rate.
 TILES = ((256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.85), (64, 64, 0.7))
+# Each score costs an exponential beside its products, however wide a head is: FlashAttention-3
+# (arXiv:2407.08608), figure 5: heads of 64 reach about 0.75 of the rate of those of 128 channels.
+HEAD_WIDTH, EXPONENTIAL_WIDTH = 128.0, 64.0
 FUSED_BACKWARD = 2.5  # products of fused attention's backward over forward's: 5 to 2
 
 # What recomputation may repeat alone; see `core.recompute.PARTS`.
@@ -62,6 +65,7 @@ class Product(NamedTuple):
         part: of a block, that recomputation repeats it with.
         weights: K x N are weights, and their gradient is a pass of its own.
         kernels: that compute all of them in forward; backward runs twice as many.
+        launched: how many of each the host starts by itself.
         last: no backward of its own block reads the result.
         low_precision: in the format of the recipe; else in that of the rest.
     """
@@ -76,6 +80,7 @@ class Product(NamedTuple):
     kernels: Column = 1.0
     last: bool = False
     low_precision: bool = True
+    launched: float = 1.0
 
 
 class Scores(NamedTuple):
@@ -86,12 +91,16 @@ class Scores(NamedTuple):
         flops: FLOP of its two products in forward, only the half that the mask leaves.
         part: of a block, that recomputation repeats it with.
         first: by the first generation of fused kernels.
+        width: channels of a head, the mean of keys and values.
+        launched: how many of its kernels the host starts by itself.
     """
 
     name: str
     flops: Column
     part: Part = "core"
     first: bool = False
+    width: float = HEAD_WIDTH
+    launched: float = 1.0
 
 
 class MemoryBoundKernel(NamedTuple):
@@ -101,6 +110,7 @@ class MemoryBoundKernel(NamedTuple):
         name: of the operator.
         forward, backward: bytes that are read and written.
         kernels: how many do it, in each of the two.
+        launched: how many of each the host starts by itself.
         part: of a block, that recomputation repeats it with.
         last: no backward of its own block reads the result.
     """
@@ -111,6 +121,7 @@ class MemoryBoundKernel(NamedTuple):
     kernels: Column = 1
     part: Part = "block"
     last: bool = False
+    launched: float = 1.0
 
 
 Work = Product | Scores | MemoryBoundKernel
@@ -177,15 +188,21 @@ class Machine:
         moved = batch * ((M * K + K * N + M * N) * element + M * N * added)
         return np.maximum(arithmetic, moved / (self.hbm * rates.memory))
 
-    def scores_seconds(self, flops: Column, *, first: bool = False) -> Column:
+    def scores_seconds(
+        self, flops: Column, *, first: bool = False, width: float = HEAD_WIDTH
+    ) -> Column:
         """Seconds of fused attention, whose scores never leave the chip.
 
         Args:
             flops: FLOP of its products, a column; of causal attention the half below the diagonal.
             first: by the first generation of fused kernels, which has a rate of its own.
+            width: channels of a head; the rates are those of `HEAD_WIDTH`.
         """
         rates = self.rates
-        return flops / (self.wide * (rates.attention_first if first else rates.attention))
+        if first:
+            return flops / (self.wide * rates.attention_first)
+        slower = (1 + EXPONENTIAL_WIDTH / width) / (1 + EXPONENTIAL_WIDTH / HEAD_WIDTH)
+        return flops * slower / (self.wide * rates.attention)
 
     def memory_seconds(self, size: Column) -> Column:
         """Seconds of reading and writing `size` bytes, a column, at the rate that passes reach."""
@@ -290,19 +307,21 @@ def price(works: Sequence[Work], machine: Machine) -> Kernels:
     for i, work in enumerate(works):
         match work:
             case Scores():
-                forward = machine.scores_seconds(work.flops, first=work.first)
+                forward = machine.scores_seconds(work.flops, first=work.first, width=work.width)
                 seconds[:2, i] = np.stack((forward, FUSED_BACKWARD * forward))
                 peak[:2, i] = np.stack((work.flops, 2.0 * work.flops)) / machine.wide
-                launches[0, i], launches[1, i] = 1, 2
+                launches[0, i], launches[1, i] = work.launched, 2 * work.launched
             case MemoryBoundKernel():
                 seconds[0, i] = machine.memory_seconds(work.forward)
                 seconds[1, i] = machine.memory_seconds(work.backward)
-                launches[:, i] = work.kernels
+                seconds[:2, i] += machine.rates.gap * work.kernels
+                launches[:, i] = work.kernels * work.launched
     places = [i for i, work in enumerate(works) if isinstance(work, Product)]
     products = tuple(work for work in works if isinstance(work, Product))
     if products:
         seconds[:, places], peak[:, places] = _products(products, machine, shape)
-        launches[0, places] = np.stack([np.broadcast_to(w.kernels, shape) for w in products])
+        started = [np.broadcast_to(w.kernels * w.launched, shape) for w in products]
+        launches[0, places] = np.stack(started)
         launches[1, places] = 2 * launches[0, places]
     return Kernels(tuple(works), seconds, peak, launches)
 
@@ -323,6 +342,7 @@ def _products(
     added = np.stack((0 * M, 0 * M, machine.accumulate * column + 0 * M))
     sizes = (np.stack((M, M, K)), np.stack((N, K, N)), np.stack((K, N, M)))
     seconds = machine.product_seconds(*sizes, np.stack((batch,) * 3), added, low)
+    seconds = seconds + machine.rates.gap * stacked([work.kernels for work in products])
     flops = 2 * M * N * K * batch
     peak = np.stack((flops / np.where(low, machine.peak, machine.wide),) * 3)
     for table in (seconds, peak):  # without weights both gradients are one pass

@@ -51,6 +51,10 @@ class Framework:
         groups_experts: the products of all experts of a rank are started by one call.
         fuses_routing: one kernel chooses experts, and one each sorts tokens and puts them back.
         captured: parts of a block that recorded graphs of kernels start; see `SCOPES`.
+        balances_context: ranks along cp hold parts of a sequence with equal numbers of scores; else
+            in a row, so that the last one computes nearly twice the mean.
+        bucket: bytes of gradients that are reduced by one message; 0 is all that a rank has.
+        learns: weights have gradients; else only small adapters beside them do (LoRA).
     """
 
     name: str
@@ -71,11 +75,14 @@ class Framework:
     graphs: bool = False
     gradient: float = 4.0
     sends_as_ledger: bool = False
-    sends_token_once: bool = True
+    sends_token_once: bool = False
     hides_experts: bool = False
     groups_experts: bool = False
     fuses_routing: bool = False
     captured: frozenset[str] = frozenset()
+    balances_context: bool = True
+    bucket: float = 0.0
+    learns: bool = True
 
 
 # Parts of a block that a graph of kernels may hold: operators of attention, of an MLP, of the choice
@@ -89,7 +96,6 @@ PHALANX = Framework(
     stops_early=True,
     hides_sums=False,
     sends_as_ledger=True,
-    sends_token_once=False,
 )
 MEGATRON_CORE = Framework(
     name="Megatron Core",
@@ -104,6 +110,7 @@ MEGATRON_CORE = Framework(
 EAGER_3D = replace(
     MEGATRON_CORE,
     name="eager 3D",
+    bucket=25e6,  # as DistributedDataParallel by default
     stack=replace(
         MEGATRON_CORE.stack,
         gradient_bytes=6.0,
@@ -130,7 +137,11 @@ EAGER_FSDP = Framework(
 )
 # Its successor, with FlashAttention-2 and an optimizer whose passes go over all tensors at once
 EAGER_FSDP2 = replace(
-    EAGER_FSDP, name="PyTorch FSDP2", first_attention=False, optimizer_bytes=FUSED_ADAMW
+    EAGER_FSDP,
+    name="PyTorch FSDP2",
+    first_attention=False,
+    optimizer_bytes=FUSED_ADAMW,
+    balances_context=False,
 )
 # Programs that a compiler sees whole: fused passes, messages beside products, no host to wait for
 XLA = replace(MEGATRON_CORE, name="XLA", stack=MEGATRON, graphs=True)

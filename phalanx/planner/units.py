@@ -218,6 +218,8 @@ class Units:
             repeated = kernels.repeated(table.recompute, stops_early=early)
         alone = 0.0 if workload.framework.fused_accumulation else workload.framework.accumulate
         terms = {name: kernels.sum(kind) for name, kind in KINDS.items()}
+        if not workload.framework.learns:
+            terms[PRODUCTS], alone = terms[PRODUCTS]._replace(W=0.0), 0.0
         terms[ACCUMULATION] = Passes(W=workload.machine.memory_seconds(alone * params))
         terms[RECOMPUTE] = Passes(I=repeated.seconds)
         forward, backward = kernels.launches.sum(axis=1)

@@ -44,7 +44,8 @@ HALF = 2  # bytes of a 16-bit number
 
 def framework_of_row(row: Row) -> Framework:
     """The profile of the program of a row, with what the row says of it."""
-    return _with_experts(row, _with_precision(row, _with_overlap(row, _profile(row))))
+    found = _with_experts(row, _with_precision(row, _with_overlap(row, _profile(row))))
+    return replace(found, learns="lora performance" not in row.get("notes", "").lower())
 
 
 def from_recipe(row: Row, column: str) -> str:
@@ -115,11 +116,9 @@ def _with_precision(row: Row, framework: Framework) -> Framework:
 
 def _with_experts(row: Row, framework: Framework) -> Framework:
     """How tokens come to experts."""
-    dispatcher = from_recipe(row, "moe_dispatcher")
-    if dispatcher == "alltoall":
-        framework = replace(framework, sends_token_once=False)
-    if dispatcher in ("hybridep", "deepep"):
-        framework = replace(framework, fuses_routing=True)
+    dispatcher, program = from_recipe(row, "moe_dispatcher"), row.get("program", "").lower()
+    if dispatcher in ("hybridep", "deepep") or program == "deepseek internal":
+        framework = replace(framework, sends_token_once=True, fuses_routing=True)
     overlap = from_recipe(row, "ep_overlap").startswith("yes")
     # DualPipe is made to overlap them: DeepSeek-V3 (arXiv:2412.19437), section 3.2.1
     dual = row.get("schedule", "").lower().startswith("dualpipe")
