@@ -137,7 +137,8 @@ class Machine:
         hbm: bytes/s of memory.
         element: bytes of an operand of products.
         wide_element: the same of products that stay in the format of the rest.
-        product: share of the peak that a very large product reaches in the format that runs.
+        product: share of the peak that a very large product reaches in the format that runs; 0 is
+            that of the rates.
         accumulate: bytes that adding up the gradient of one weight moves within its product.
         rates: the other shares, see `Sustained`.
     """
@@ -146,10 +147,10 @@ class Machine:
     wide: float
     hbm: float
     element: float
-    wide_element: int
-    product: float
     accumulate: float
     rates: Sustained
+    wide_element: int = 2
+    product: float = 0.0
 
     def product_seconds(
         self,
@@ -180,7 +181,7 @@ class Machine:
         rates = self.rates
         low = np.asarray(low_precision)
         peak = np.where(low, self.peak, self.wide)
-        share = np.where(low, self.product, rates.product)
+        share = np.where(low, self.product or rates.product, rates.product)
         element = np.where(low, self.element, self.wide_element)
         depth = rates.depth * peak / self.wide
         reached = peak * share * K / (K + depth)
