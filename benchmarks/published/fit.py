@@ -1,6 +1,6 @@
 """Fits what accelerators reach to the published runs of `runs_fit.csv`, and to nothing else.
 
-    python benchmarks/published/fit.py             fit, print, write the catalog's rates and evidence
+    python benchmarks/published/fit.py             fit, print, write the catalog's rates
     python benchmarks/published/fit.py --dry-run   fit and print
 
 Every constant has a prior: a middle from the literature and a width in natural logarithms. The fit
@@ -102,9 +102,9 @@ class Part:
 # memory: 0.75 to 0.9 in stream benchmarks. domain: busbw of nccl-tests over the data sheet, 230/300
 #   on A100 and 370/450 on H100. network: 0.7 to 0.9 of the NIC;
 #   on hosts with 8 links of 400 Gb/s nccl-tests show 340 to 380 of 400 GB/s.
-# interference: NCCL takes 10 to 20 % of the cores. launch: a few microseconds in CUDA, tens of them
-#   for an operator of an eager framework with its autograd. gap: 2 to 5 microseconds from the end of
-#   a kernel to the first result of the next, in a stream or in a graph.
+# interference: NCCL takes 10 to 20 % of the cores. launch: a few microseconds in CUDA, tens of
+#   them for an operator of an eager framework with its autograd. gap: 2 to 5 us from the end of a
+#   kernel to the first result of the next, in a stream or in a graph.
 # jitter: 0.2 to 0.8 % per doubling, the slope of weak scaling in published tables.
 # attention, from benchmarks of kernels, forward and backward, causal, 2k to 16k tokens:
 #   A100 180/312, FlashAttention-2 (arXiv:2307.08691), figure 4; H100 between FlashAttention-2's 320
@@ -116,7 +116,7 @@ COMMON = {
     "domain": Prior(0.75, 0.10),
     "network": Prior(0.80, 0.15),
     "interference": Prior(0.15, 0.6),
-    "launch": Prior(30 * MICRO, 0.6),
+    "launch": Prior(40 * MICRO, 0.4),
     "gap": Prior(3 * MICRO, 0.5),
     "product": Prior(0.70, 0.12),
 }
@@ -170,6 +170,7 @@ PARTS = {
         paces=True,
     ),
 }
+MOST_SHARE = 0.98  # of a peak
 PACED = ("product", "product_fp8", "product_fp4", "attention")
 ASSUMED_SPREAD = 0.25  # for parts that no row used
 
@@ -253,12 +254,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dry-run", action="store_true", help="write nothing")
     parser.add_argument("--rounds", type=int, default=6, help="of the search (default 6)")
+    parser.add_argument("--again", action="store_true", help="start from what the catalog has")
     args = parser.parse_args()
     fits: dict[str, Fit] = {}
     sets: dict[str, Sustained] = {}
     for name, part in PARTS.items():
         lender = list(sets.values())[-1] if sets else None
-        fits[name] = fit(name, part, lender, args.rounds)
+        fits[name] = fit(name, part, lender, args.rounds, again=args.again)
         for gpu in part.gpus:
             sets.setdefault(part.file_of(gpu), report(fits[name], part.file_of(gpu), gpu))
     shown_evidence = kinds_of(fits)
@@ -271,14 +273,14 @@ def main() -> int:
     return 0
 
 
-def fit(name: str, part: Part, lender: Sustained | None, rounds: int) -> Fit:
-    """Fit one family to its rows."""
+def fit(name: str, part: Part, lender: Sustained | None, rounds: int, *, again: bool) -> Fit:
+    """Fit one family to its rows, from the middles of the priors or from what the catalog has."""
     items, base = read_items(part.gpus), starting_point(name, part, lender)
     counts = Counter(item.alike for item in items)
     whole = np.array([counts[item.alike] ** -0.5 for item in items])
     middle = np.log([part.prior(key).middle for key in part.keys])
     widths = np.array([part.prior(key).width for key in part.keys])
-    point = middle
+    point = last_time(part) if again else middle
     for _ in range(rounds):
         left = residuals(part, items, base, point)
         steps = [point + DIFFERENCE * row for row in np.eye(len(point))]
@@ -296,6 +298,16 @@ def fit(name: str, part: Part, lender: Sustained | None, rounds: int) -> Fit:
     return Fit(part, items, base, point, left, slopes, weights)
 
 
+def last_time(part: Part) -> Vector:
+    """Logarithms of the constants and paces in the catalog."""
+    sets = {gpu: rates_files.sustained(part.files[part.file_of(gpu)][0]) for gpu in part.gpus}
+    first = sets[part.gpus[0]]
+    values = [getattr(first, key) for key in part.priors]
+    paces = [sets[key].product / first.product for key in part.keys[len(values) :]]
+    found: Vector = np.log([*values, *paces])
+    return found
+
+
 def starting_point(name: str, part: Part, lender: Sustained | None) -> Sustained:
     """The set before the fit: middles of priors, fixed and borrowed values."""
     values: dict[str, Any] = {key: prior.middle for key, prior in part.priors.items()}
@@ -309,7 +321,7 @@ def starting_point(name: str, part: Part, lender: Sustained | None) -> Sustained
 
 
 def read_items(gpus: Sequence[str]) -> list[Item]:
-    """The rows of one family that have a time; what one leaves open is chosen as in a prediction."""
+    """The rows of one family that have a time; what they leave open is as in a prediction."""
     items = []
     for row in read_rows(ROWS):
         if row["gpu"] in gpus:
@@ -326,7 +338,7 @@ def _rates(part: Part, base: Sustained, point: Vector, gpu: str) -> Sustained:
     values = dict(zip(part.keys, np.exp(point).tolist(), strict=True))
     pace = values.get(gpu, 1.0)
     found = replace(base, **{key: values[key] for key in part.priors})
-    return replace(found, **{key: pace * getattr(found, key) for key in PACED})
+    return replace(found, **{key: min(pace * getattr(found, key), MOST_SHARE) for key in PACED})
 
 
 def residuals(part: Part, items: list[Item], base: Sustained, point: Vector) -> Vector:
@@ -415,9 +427,11 @@ def kinds_of(fits: dict[str, Fit]) -> str:
 
 
 def _toml(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else f'"{value}"' * isinstance(
-        value, str
-    ) or str(value)
+    return (
+        str(value).lower()
+        if isinstance(value, bool)
+        else f'"{value}"' * isinstance(value, str) or str(value)
+    )
 
 
 def assumed(sets: dict[str, Sustained]) -> Sustained:
@@ -451,9 +465,7 @@ def shown(rates: Sustained) -> dict[str, float | int | str]:
         *("memory", "domain", "network", "interference", "jitter", "utilization", "spread"),
     )
     values = {key: float(f"{getattr(rates, key):.3g}") for key in names if getattr(rates, key)}
-    times = {
-        f"{key}_us": float(f"{getattr(rates, key) / MICRO:.3g}") for key in ("launch", "gap")
-    }
+    times = {f"{key}_us": float(f"{getattr(rates, key) / MICRO:.3g}") for key in ("launch", "gap")}
     peak = {"assumed_peak_tflops": rates.assumed_peak / 1e12} if rates.assumed_peak else {}
     return {"cores": rates.cores, **values, **times, **peak, "rows": rates.rows}
 

@@ -102,7 +102,8 @@ _TEXTS: Mapping[str, str] = {
                 "rows[]",
                 "id predicted_step_seconds predicted_step_seconds_80 published_step_seconds "
                 "time_error baseline_step_seconds baseline_error predicted_peak_bytes "
-                "published_peak_bytes memory_error spread spread_reason fits layout complete assumptions skipped",
+                "published_peak_bytes memory_error spread spread_reason fits layout complete "
+                "assumptions skipped",
             ),
             _under("summary.groups{}.time", _ERRORS),
             _under("summary.groups{}.baseline", _ERRORS),

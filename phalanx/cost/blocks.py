@@ -42,9 +42,6 @@ CASTS = {
     "mxfp8": (2 + 2 * (1 + 1 / 32), 1),
     "nvfp4": (2 + 2 + 2 * (0.5 + 1 / 16), 2),
 }
-# Products of several experts that one call starts, at the rate of the driver: what each costs of a
-# launch by the framework. An assumption.
-STARTED_TOGETHER = 1 / 8
 
 
 @dataclass(frozen=True)
@@ -172,7 +169,6 @@ def _product(operator: Operator, computes: MatrixProduct, cut: Slice) -> Product
     """One product; of experts, one for each of equal load in kernels of their own."""
     tokens, routed = computes.tokens, computes.tokens == "routed"
     experts = cut.shape.experts / cut.table.ep if routed else 1.0
-    together = routed and cut.framework.groups_experts
     return Product(
         operator.name,
         cut.tokens_of(tokens) * (cut.shape.top_k if routed else 1) / experts,
@@ -181,7 +177,7 @@ def _product(operator: Operator, computes: MatrixProduct, cut: Slice) -> Product
         experts,
         operator.part,
         kernels=_kernels(experts, cut) if routed else 1.0,
-        launched=cut.launched * (STARTED_TOGETHER if together else 1.0),
+        launched=1.0 * cut.launched,
         last=operator.is_last,
         low_precision=computes.low_precision and cut.in_block,
     )
@@ -209,12 +205,12 @@ def _casts(operator: Operator, computes: MatrixProduct, cut: Slice) -> Iterator[
         moved * outputs,
         count * several,
         operator.part,
-        launched=cut.launched * (STARTED_TOGETHER if cut.framework.groups_experts else 1.0),
+        launched=1.0 * cut.launched,
     )
 
 
 def _kernels(experts: Column, cut: Slice) -> Column:
-    """Of the products of all experts of a rank; frameworks run two operators for each."""
+    """Of the products of all experts of a rank; some frameworks run two operators for each."""
     return experts if cut.framework.groups_experts else 2 * experts
 
 

@@ -48,7 +48,7 @@ class Framework:
         sends_token_once: a token travels once to every rank that has one of its experts, and once
             to every other domain.
         hides_experts: what goes to experts and back does so beside another micro-batch.
-        groups_experts: the products of all experts of a rank are started by one call.
+        groups_experts: an operator for each expert multiplies, without one that picks its rows.
         fuses_routing: one kernel chooses experts, and one each sorts tokens and puts them back.
         captured: parts of a block that recorded graphs of kernels start; see `SCOPES`.
         balances_context: ranks along cp hold parts of a sequence with equal numbers of scores; else
@@ -85,8 +85,8 @@ class Framework:
     learns: bool = True
 
 
-# Parts of a block that a graph of kernels may hold: operators of attention, of an MLP, of the choice
-# of experts, of what prepares their tokens, and those that work on these.
+# Parts of a block that a graph of kernels may hold: operators of attention, of an MLP, of the
+# choice of experts, of what prepares their tokens, and those that work on these.
 SCOPES = ("attention", "mlp", "router", "dispatch", "experts")
 
 PHALANX = Framework(

@@ -20,7 +20,6 @@ from phalanx.cost.links import Fabric
 from phalanx.cost.table import Table
 from phalanx.schedules.layouts import is_asynchronous, spec_of
 
-
 _ELEMENTS = {"fp8": 1.0, "fp4": 0.5}  # bytes of an operand in few bits
 
 

@@ -58,6 +58,4 @@ def test_the_reason_is_one_line_of_every_document():
     found = phalanx.estimate("llama-3.1-8b", "h100x8", "tp=8", batch=8, seq=8192)
     assert found.to_dict()["spread_reason"] == found.spread_reason
     assert "\n" not in found.spread_reason
-    assert all(
-        doubt(framework=replace(profile)).reason for profile in FRAMEWORKS.values()
-    )
+    assert all(doubt(framework=replace(profile)).reason for profile in FRAMEWORKS.values())

@@ -81,23 +81,23 @@ def _profile(row: Row) -> Framework:
 
 def _with_overlap(row: Row, framework: Framework) -> Framework:
     """What goes on beside what, and what recorded graphs start."""
-    changed: dict[str, bool] = {}
-    for column, field in (
-        ("tp_overlap", "hides_sums"),
-        ("grad_reduce_overlap", "hides_gradients"),
-        ("param_gather_overlap", "hides_weights"),
-    ):
-        if said := from_recipe(row, column):
-            changed[field] = said.startswith("yes")
     graphs = from_recipe(row, "cuda_graphs")
-    captured = set().union(*(GRAPHS.get(word, set()) for word in graphs.split("+")))
+    captured = frozenset[str]().union(*(GRAPHS.get(word, set()) for word in graphs.split("+")))
     whole = graphs == "full_iteration" or "cuda graphs" in row.get("notes", "").lower()
     return replace(
         framework,
         graphs=framework.graphs or whole,
         captured=framework.captured | captured,
-        **changed,
+        hides_sums=_says_yes(row, "tp_overlap", framework.hides_sums),
+        hides_gradients=_says_yes(row, "grad_reduce_overlap", framework.hides_gradients),
+        hides_weights=_says_yes(row, "param_gather_overlap", framework.hides_weights),
     )
+
+
+def _says_yes(row: Row, column: str, silent: bool) -> bool:
+    """What a cell says, or what the profile has where it is empty."""
+    said = from_recipe(row, column)
+    return said.startswith("yes") if said else silent
 
 
 def _with_precision(row: Row, framework: Framework) -> Framework:

@@ -9,7 +9,7 @@ from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.precision import Precision
 from phalanx.core.recompute import FULL, MODES, Recompute
-from phalanx.planner.published.cells import Row, UnusableError, degree, needed, whole
+from phalanx.planner.published.cells import Row, degree, needed, whole
 from phalanx.planner.published.programs import from_recipe
 
 SCHEDULES = {
@@ -205,19 +205,12 @@ def _schedule(
         return "1f1b", 1, ()
     if chunks.startswith("max"):
         v = -(-shape.layers // pp)
-        if v * pp > shape.layers:
-            bare = v * pp - shape.layers  # embedding and head stand alone
-            return "interleaved", v, (0, *(1,) * (v * pp - 2), 2 - bare)
-        return "interleaved", v, ()
-    if name in ("zb-v", "dualpipev"):
-        return name, 2, ()
-    if v > 1:
-        return "interleaved", v, ()
+        bare = v * pp - shape.layers  # embedding and head stand alone
+        return "interleaved", v, (0, *(1,) * (v * pp - 2), 2 - bare) if bare else ()
+    if name in ("zb-v", "dualpipev") or v > 1:
+        return (name, 2, ()) if name in ("zb-v", "dualpipev") else ("interleaved", v, ())
     if name == "interleaved":
-        if chunks == "1":
-            assumptions.append("1F1B, since interleaved in one chunk is that")
-            return "1f1b", 1, ()
-        return _open_chunks(shape, pp, assumptions)
+        return _one_or_open_chunks(chunks, shape, pp, assumptions)
     return name or "1f1b", 1, ()
 
 
@@ -225,7 +218,7 @@ _REPEATED = re.compile(r"\(([^()]*)\)\*(\d+)|(.)\*(\d+)")
 
 
 def _stated_stages(row: Row, shape: ModelShape, stages: int) -> tuple[int, ...]:
-    """Layers of each stage, if the row has them: E embedding, t layer, m MTP, L loss, a bar between.
+    """Layers of each stage, if the row has them: E embedding, t layer, m MTP, L loss, | between.
 
     `Et*4|(t*4|)*14tmL` is one with 4 and an embedding, 14 with 4, and one with 1, MTP and loss.
     """
@@ -238,10 +231,13 @@ def _stated_stages(row: Row, shape: ModelShape, stages: int) -> tuple[int, ...]:
     return counts if fits else ()
 
 
-def _open_chunks(
-    shape: ModelShape, pp: int, assumptions: list[str]
+def _one_or_open_chunks(
+    stated: str, shape: ModelShape, pp: int, assumptions: list[str]
 ) -> tuple[str, int, tuple[int, ...]]:
-    """An interleaved schedule whose chunks nobody says: as many as leave each two or more layers."""
+    """An interleaved schedule of one chunk is 1F1B; of open ones each has two layers or more."""
+    if stated == "1":
+        assumptions.append("1F1B, since interleaved in one chunk is that")
+        return "1f1b", 1, ()
     even = [v for v in range(2, MOST_CHUNKS + 1) if shape.layers % (v * pp) == 0]
     fitting = [v for v in even if shape.layers >= 2 * v * pp] or even
     if not fitting:

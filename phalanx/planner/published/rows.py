@@ -165,7 +165,7 @@ def _of_catalog(row: Row, known: ModelShape, layers: int) -> ModelShape:
 
 
 def _dense_layers(row: Row, known: ModelShape, layers: int) -> int:
-    """Of a mixture, as it ran; a model that is cut to few layers keeps at least one with experts."""
+    """Of a mixture, as it ran; a model cut to few layers keeps at least one with experts."""
     said = whole(row, "dense_layers")
     dense = known.dense_layers if said is None else said
     return min(dense, layers - 1) if known.is_moe else known.dense_layers

@@ -234,7 +234,8 @@ def test_a_batch_that_nearly_divides_is_rounded_and_one_that_does_not_is_left():
 
 
 @pytest.mark.parametrize(
-    ("words", "precision"), [("bf16-mixed", "bf16"), ("MXFP8", "mxfp8"), ("", "bf16"), ("?", "bf16")]
+    ("words", "precision"),
+    [("bf16-mixed", "bf16"), ("MXFP8", "mxfp8"), ("", "bf16"), ("?", "bf16")],
 )
 def test_a_number_format_is_found_in_many_words(words, precision):
     (layout,) = read_run(changed(COMPLETE_ROW, dtype=words)).layouts
