@@ -134,10 +134,11 @@ def test_backward_of_a_product_is_two_products():
 
 
 def test_adding_gradients_up_hides_behind_a_deep_product_and_not_behind_a_thin_one():
-    adding = replace(MACHINE, accumulate=8.0)
+    machine = replace(MACHINE, rates=replace(RATES, depth=200.0))  # thin products wait for bytes
+    adding = replace(machine, accumulate=8.0)
     deep, thin = Product("deep", 16384, 4096, 4096), Product("thin", 64, 4096, 4096)
-    assert priced(deep, adding) == priced(deep)
-    assert priced(thin, adding).W > 1.5 * priced(thin).W
+    assert priced(deep, adding) == priced(deep, machine)
+    assert priced(thin, adding).W > 1.5 * priced(thin, machine).W
 
 
 def test_first_generation_attention_is_slower():

@@ -6,12 +6,12 @@ import phalanx
 from phalanx.catalog import load
 from phalanx.catalog.evidence import evidence
 from phalanx.core.layout import Layout
-from phalanx.cost.framework import FRAMEWORKS, MEGATRON_CORE, XLA
+from phalanx.cost.framework import EAGER_FSDP, FRAMEWORKS, PHALANX
 from phalanx.planner.uncertainty import uncertainty
 from phalanx.planner.workload import workload_of
 
 
-def doubt(model="llama-3.1-8b", cluster="h100x64", precision="bf16", framework=MEGATRON_CORE):
+def doubt(model="llama-3.1-8b", cluster="h100x64", precision="bf16", framework=EAGER_FSDP):
     count = cluster.rpartition("x")[2]
     where = load.cluster(cluster)
     layout = Layout.parse(f"dp={count} precision={precision}")
@@ -28,7 +28,7 @@ def test_a_kind_that_was_fitted_rests_on_its_own_rows():
 @pytest.mark.parametrize(
     ("unseen", "said"),
     [
-        ({"framework": XLA}, "the program XLA"),
+        ({"framework": PHALANX}, "the program phalanx"),
         ({"cluster": "mi300xx64"}, "no published run on mi300x"),
         ({"cluster": "a100x64", "model": "mixtral-8x7b"}, "a mixture of experts"),
     ],
@@ -41,7 +41,7 @@ def test_what_no_row_of_the_fit_shows_is_wider_and_says_why(unseen, said):
 
 def test_two_properties_that_nobody_saw_are_worse_than_one():
     one = doubt(cluster="a100x64", model="mixtral-8x7b")
-    two = doubt(cluster="a100x64", model="mixtral-8x7b", framework=XLA)
+    two = doubt(cluster="a100x64", model="mixtral-8x7b", framework=PHALANX)
     assert two.spread > one.spread
 
 
