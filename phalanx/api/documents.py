@@ -95,6 +95,13 @@ _TEXTS: Mapping[str, str] = {
             _under("cases[].messages[]", "axis collective purpose bytes times"),
         ]
     ),
+    "calibrate": " ".join(
+        [
+            "schema name count vendor memory_gb hbm_gb_per_s per_host precision peak_tflops{}",
+            "domain{} network{} host{} sustained{} measured{}",
+            _under("collectives[]", "name ranks latency_us latency_us_80 gb_per_s gb_per_s_80"),
+        ]
+    ),
     "published": " ".join(
         [
             "schema",
