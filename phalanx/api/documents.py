@@ -35,7 +35,8 @@ _REPORT = (
     "ranks[].waiting_seconds ranks[].over_peers wall_seconds stopped_seconds wall_terms[].name "
     "wall_terms[].measured_seconds wall_terms[].share wall_terms[].why restarts skipped goodput "
     "losses validations[].step validations[].loss validations[].seconds events[].time "
-    "events[].kind events[].step events[].rank events[].text notes"
+    "events[].kind events[].step events[].rank events[].text kernels[].name kernels[].kind "
+    "kernels[].times kernels[].seconds kernels[].share kernel_seconds{} notes"
 )
 
 

@@ -10,6 +10,7 @@ from phalanx.core.errors import PhalanxError
 from phalanx.core.html import html_table
 from phalanx.core.layout import Layout
 from phalanx.core.units import show_seconds, show_share
+from phalanx.reports.kernels import by_kind
 from phalanx.reports.planned import RunPlan, peak_of, plan_of
 from phalanx.reports.ranks import RankTime, rank_times
 from phalanx.reports.record import EventRecord, RunRecord, StepRecord, read_run
@@ -138,6 +139,8 @@ class RunReport:
             "goodput": wall.goodput if wall else None,
             "losses": [list(point) for point in self.losses],
             "validations": [_validation(each) for each in _validated(record)],
+            "kernels": [kernel.to_dict() for kernel in record.kernels],
+            "kernel_seconds": by_kind(record.kernels),
             "events": [event.to_dict() for event in self.events],
             "notes": list(self.notes),
         }
