@@ -204,11 +204,7 @@ def _notes(record: RunRecord, step: MeasuredStep | None, plan: RunPlan | str) ->
         )
     elif any(window.messages for window in record.steady):
         notes.append("too few steps to leave out those that warm up: they are counted")
-    if record.environment.get("accelerators_here"):
-        notes.append(
-            "spans are on the clock of the host: what it did not wait for counts where it did"
-        )
-    else:
+    if not record.environment.get("accelerators_here"):
         notes.append("peak bytes of a CPU rank are of the whole process, its libraries included")
     if isinstance(plan, str):
         notes.append(f"no plan beside it: {plan}")
