@@ -1,8 +1,8 @@
 """Times a piece of work on all ranks at once, often enough to say how sure the number is.
 
 Other programs take turns with the ranks of a CPU. A sample in which the system took the core away
-says nothing; where too few others are left, arithmetic is timed by the processor's own clock, and
-messages by the best of their samples.
+says nothing; where too few others are left, arithmetic on one thread is timed by the processor's
+own clock, and everything else, in which threads or ranks wait for each other, by its best samples.
 """
 
 import resource
@@ -39,7 +39,7 @@ class Sample(NamedTuple):
 
     Attributes:
         wall: seconds by the clock.
-        cpu: seconds of the processor, over the threads of the rank.
+        cpu: seconds of the processor; as long as `wall` where threads wait for each other.
         disturbed: the core was taken away meanwhile.
     """
 
@@ -112,7 +112,7 @@ class Bench:
             work()
         self.finish()
         wall = (time.perf_counter() - start) / calls
-        cpu = (time.process_time() - used) / calls / torch.get_num_threads()
+        cpu = (time.process_time() - used) / calls if torch.get_num_threads() == 1 else wall
         disturbed = self.mesh.device.type == "cpu" and _switches() > switches
         self.quiet.samples += 1
         self.quiet.disturbed += disturbed
@@ -158,9 +158,9 @@ def _quantiles(samples: Sequence[Sample], *, sends: bool) -> tuple[float, float,
     """
     good = [sample.wall for sample in samples if not sample.disturbed]
     if len(good) < _ENOUGH * len(samples):
-        good = [sample.wall if sends else sample.cpu for sample in samples]
-        if sends:  # what others take away only ever adds
-            good = sorted(good)[: max(len(good) // 4, 1)]
+        good = [sample.cpu for sample in samples]
+        if sends or good == [sample.wall for sample in samples]:  # what others do only ever adds
+            good = sorted(sample.wall for sample in samples)[: max(len(samples) // 4, 1)]
     if len(good) == 1:
         good = good * 2
     tenths = statistics.quantiles(good, n=10, method="inclusive")

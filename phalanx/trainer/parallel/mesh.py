@@ -89,8 +89,7 @@ def build_mesh(
     """Make the groups that this rank belongs to; every rank of the layout calls it.
 
     Args:
-        layout: its `ranks` must equal the size of the initialised process group, or be 1: then
-            every rank is a job of its own.
+        layout: its `ranks` must equal the size of the process group; with 1 a rank is alone.
         device: where tensors live.
         group_type: how messages are carried; by default NCCL's way on GPUs, direct on CPU.
         kv_heads: of the model; needed where tp is more.
