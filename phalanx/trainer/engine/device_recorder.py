@@ -35,7 +35,12 @@ class DeviceClock(Protocol):
         """Return once the stream is past a moment."""
 
     def seconds(self, since: Mark, until: Mark) -> float:
-        """Between two moments that have passed."""
+        """Between two moments.
+
+        Args:
+            since: that has passed.
+            until: that has passed too.
+        """
 
     def push(self, label: str) -> None:
         """Begin a range for profilers."""
