@@ -11,7 +11,8 @@ from phalanx.core.errors import UsageError
 from phalanx.core.html import html_table
 from phalanx.core.run import Run
 from phalanx.drills.campaign import DrillCase, DrillRuns, drilled
-from phalanx.drills.injuries import KINDS, Injury, injuries
+from phalanx.drills.injuries import KINDS, injuries
+from phalanx.drills.log import DrillLog
 from phalanx.trainer.run.launch import require_torch
 from phalanx.trainer.run.limits import refuse_untrainable
 
@@ -76,7 +77,8 @@ def drill(
     kills: int = KILLS,
     steps: int = STEPS,
     seed: int = 0,
-    show: Callable[[Injury, DrillCase], None] = lambda *_: None,
+    log: Path | None = None,
+    show: Callable[[DrillCase], None] = lambda _: None,
 ) -> DrillReport:
     """Injure a run on this machine, and compare each result with the undisturbed one, bit for bit.
 
@@ -86,6 +88,8 @@ def drill(
         kills: how many at random instants.
         steps: of the run, at most; saves and a validation are among them.
         seed: of the steps, ranks and instants that are drawn.
+        log: a file that keeps each case as it ends; a drill that is started again with it goes on
+            after those in it. None keeps nothing.
         show: is told of each case as it ends.
 
     Returns:
@@ -93,7 +97,7 @@ def drill(
         done twice, and whether the bits are the same.
 
     Raises:
-        UsageError: an unknown kind of fault, or nothing to do.
+        UsageError: an unknown kind of fault, nothing to do, or the log of another drill.
         RefusedError: the run cannot be cut so, or needs more ranks than a drill starts.
 
     Example:
@@ -108,24 +112,18 @@ def drill(
     resolved = drilled(run_of(run), steps)
     refuse_untrainable(resolved)
     planned = injuries(resolved, faults, kills, seed)
+    drill_of = {"seed": seed, "kills": kills, "faults": list(faults), "run": resolved.to_toml()}
+    kept = DrillLog(log, drill_of)
     with tempfile.TemporaryDirectory(prefix="phalanx-drill-", ignore_cleanup_errors=True) as home:
-        return _carry_out(resolved, planned, Path(home), seed, show)
-
-
-def _carry_out(
-    run: Run,
-    planned: Sequence[Injury],
-    home: Path,
-    seed: int,
-    show: Callable[[Injury, DrillCase], None],
-) -> DrillReport:
-    campaign = DrillRuns(run, home)
-    cases, unmet = [], []
-    for injury in planned:
-        case = campaign.suffer(injury)
-        show(injury, case)
-        if case.happened:
-            cases.append(case)
-        else:
-            unmet.append(f"{case.fault}, {case.where}")
-    return DrillReport(tuple(cases), tuple(unmet), seed)
+        campaign = DrillRuns(resolved, Path(home))
+        cases, unmet = [], []
+        for number, injury in enumerate(planned):
+            found = kept.of(number)
+            if not found:
+                found = campaign.suffer(injury)
+                kept.add(number, found)
+            for case in found:
+                show(case)
+            cases += [case for case in found if case.happened or not case.equal]
+            unmet += [f"{case.fault}, {case.where}" for case in found if not case.happened]
+        return DrillReport(tuple(cases), tuple(unmet), seed)

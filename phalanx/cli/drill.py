@@ -3,7 +3,9 @@
 phalanx drill RUN.toml                          every kind of fault: some minutes
 phalanx drill RUN.toml --faults kill,hang       these kinds: kill, random, crash, hang, preempt,
                                                 corrupt
-phalanx drill RUN.toml --faults random --kills 300 --seed 7
+phalanx drill RUN.toml --faults random --kills 300 --steps 200 --seed 7 --log kills.jsonl
+                                                several kills for each run; started again with
+                                                the same log it goes on
 
 The run keeps its layout (four ranks at most), model, data and recipe; it is some steps long, saves
 and validates in between, and is written to a temporary folder. Equal means: every parameter, the
@@ -27,7 +29,6 @@ from phalanx.core.errors import UsageError
 if TYPE_CHECKING:
     from phalanx.api.drills import DrillReport
     from phalanx.drills.campaign import DrillCase
-    from phalanx.drills.injuries import Injury
 
 DIFFERENT = 4
 
@@ -40,6 +41,7 @@ def arguments(parser: ArgumentParser) -> None:
     add("--kills", type=int, default=3, metavar="N", help="kills at random instants (default 3)")
     add("--steps", type=int, default=12, metavar="N", help="of the run, at most (default 12)")
     add("--seed", type=int, default=0, help="of steps, ranks and instants (default 0)")
+    add("--log", type=Path, metavar="FILE", help="keeps cases; with it a drill can go on later")
     add("--layout", help="how to cut a step, instead of the file's")
     add(
         "--set",
@@ -67,6 +69,7 @@ def run(args: Namespace) -> int:
         kills=args.kills,
         steps=args.steps,
         seed=args.seed,
+        log=args.log,
         show=screen.show,
     )
     screen.end(report)
@@ -87,7 +90,7 @@ class _DrillScreen:
         head = f"      {'noticed':>8} {'back':>8} {'twice':>6}  {'fault':<14} rank  where"
         self._console.print(head, style="bold", soft_wrap=True)
 
-    def show(self, injury: "Injury", case: "DrillCase") -> None:
+    def show(self, case: "DrillCase") -> None:
         """One line for a case; what differs below it."""
         if not case.happened:
             word = ("  --", "dim")
@@ -106,10 +109,10 @@ class _DrillScreen:
             self._console.print(f"{len(report.unmet)} faults (--) were never met", style="dim")
         bad = sum(not case.equal for case in report.cases)
         if bad:
-            text = f"{bad} of {len(report.cases)} differ from the undisturbed run"
+            text = f"{bad} of {len(report.cases)} faults led to another result than the undisturbed run"
             self._console.print(text, style="bold red")
         else:
-            text = f"{len(report.cases)} injured runs, all the same as the undisturbed one"
+            text = f"{len(report.cases)} faults, and each result the same as the undisturbed run's"
             self._console.print(text, style="bold green")
 
 
