@@ -28,7 +28,7 @@ KILLS ?= 300
 SEED ?= 0
 drill: $(VENV)/.train
 	$(BIN)/phalanx drill examples/drill.toml --faults kill,crash,hang,preempt,corrupt --seed $(SEED) --log drill-faults-$(SEED).jsonl
-	$(BIN)/phalanx drill examples/drill.toml --faults random --kills $(KILLS) --steps 200 --seed $(SEED) --log drill-kills-$(SEED).jsonl
+	$(BIN)/phalanx drill examples/drill.toml --faults random --kills $(KILLS) --steps 100 --seed $(SEED) --log drill-kills-$(SEED).jsonl
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

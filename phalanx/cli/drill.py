@@ -3,7 +3,7 @@
 phalanx drill RUN.toml                          every kind of fault: some minutes
 phalanx drill RUN.toml --faults kill,hang       these kinds: kill, random, crash, hang, preempt,
                                                 corrupt
-phalanx drill RUN.toml --faults random --kills 300 --steps 200 --seed 7 --log kills.jsonl
+phalanx drill RUN.toml --faults random --kills 300 --steps 100 --seed 7 --log kills.jsonl
                                                 several kills for each run; started again with
                                                 the same log it goes on
 
@@ -58,7 +58,7 @@ def run(args: Namespace) -> int:
     """Carry the drill out; show each case as it ends."""
     if args.kills < 0:
         raise UsageError(f"--kills is {args.kills}; it is at least 0")
-    from phalanx.api.drills import drill
+    from phalanx.api.drills import DrillLog, drill
 
     loaded = load_run(args.run_file, layout=args.layout, sets=args.sets)
     screen = _DrillScreen(open_console(sys.stderr if args.json else sys.stdout))
@@ -69,8 +69,7 @@ def run(args: Namespace) -> int:
         kills=args.kills,
         steps=args.steps,
         seed=args.seed,
-        log=args.log,
-        show=screen.show,
+        log=DrillLog(args.log, screen.show),
     )
     screen.end(report)
     if args.json:
@@ -109,7 +108,7 @@ class _DrillScreen:
             self._console.print(f"{len(report.unmet)} faults (--) were never met", style="dim")
         bad = sum(not case.equal for case in report.cases)
         if bad:
-            text = f"{bad} of {len(report.cases)} faults led to another result than the undisturbed run"
+            text = f"{bad} of {len(report.cases)} differ from the undisturbed run"
             self._console.print(text, style="bold red")
         else:
             text = f"{len(report.cases)} faults, and each result the same as the undisturbed run's"

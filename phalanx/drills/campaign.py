@@ -24,6 +24,7 @@ from phalanx.trainer.run.launch import launch
 from phalanx.trainer.run.report import Silent
 from phalanx.trainer.run.restart import Restarter
 from phalanx.trainer.run.rundir import RunDirectory
+from phalanx.trainer.run.signals import INTERRUPTED
 
 if TYPE_CHECKING:
     from phalanx.drills.compare import Fingerprint
@@ -31,8 +32,12 @@ if TYPE_CHECKING:
 
 MOST_RANKS = 4
 MOST_RESUMES = 5
-MOST_BETWEEN_SAVES = 5  # steps
+MOST_BETWEEN_SAVES = 3  # steps
 MOST_RESTARTS = 100  # of a run that is killed again and again
+
+
+class DrillEndedError(PhalanxError):
+    """Somebody ended the drill; what came of earlier injuries is in its log."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +108,8 @@ class DrillRuns:
 
         self._run, self._folder, self._count = run, folder, 0
         with RunDirectory.create(folder, "undisturbed") as directory:
-            self._train(directory, None)
+            if self._train(directory, None):
+                raise _ended()
             self.reference: Fingerprint = fingerprint(directory.path)
 
     def suffer(self, injury: Injury) -> tuple[DrillCase, ...]:
@@ -118,6 +124,8 @@ class DrillRuns:
             try:
                 self._survive(injury, directory, home / "plan.json")
                 found = self.reference.differences(fingerprint(directory.path))
+            except DrillEndedError:
+                raise
             except PhalanxError as error:
                 found = [str(error).splitlines()[0]]
             make = _cases_of_kills if injury.kills else _case_of_all
@@ -131,6 +139,8 @@ class DrillRuns:
                 code = self._train(directory, resume)
             if code == 0:
                 return
+            if not injury.stops:
+                raise _ended()
             if injury.corrupts and resume is None:
                 _flip_a_bit(directory)
             resume = Resume()
@@ -157,6 +167,12 @@ def train_one_rank(
     from phalanx.trainer.run.trainer import train
 
     return train(worker, run, directory, Silent(), resume)
+
+
+def _ended() -> DrillEndedError:
+    error = DrillEndedError("the drill was ended; with --log FILE it goes on where it was")
+    error.exit_code = INTERRUPTED
+    return error
 
 
 @contextmanager

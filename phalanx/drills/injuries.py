@@ -30,8 +30,8 @@ _LONG = 3600.0  # seconds: until somebody ends it
 _MOST_DELAY = 0.05  # seconds from the beginning of a step to a random kill
 _MOST_START = 0.5  # and from that of a start, before anything is built or loaded
 _SHARE_OF_STARTS = 0.2  # of random kills; never two in a row, so that the run gets on
-_SPREAD = 5  # steps of the window in which a random kill falls
-_STEPS_OF_A_KILL = 15  # of the run, at most: those up to it that are kept, and those of its delay
+_SPREAD = 3  # steps of the window in which a random kill falls
+_STEPS_OF_A_KILL = 6  # of the run: about so many are kept up to it
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,11 @@ class Injury:
     plan: tuple[Fault, ...]
     kills: tuple[str, ...] = ()
     corrupts: bool = False
+
+    @property
+    def stops(self) -> bool:
+        """Whether it asks the run to stop, so that it has to be resumed."""
+        return self.kind in ("preempt", "corrupt")
 
 
 def injuries(run: Run, kinds: Sequence[str], kills: int, seed: int) -> list[Injury]:

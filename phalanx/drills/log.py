@@ -1,7 +1,7 @@
 """A drill that takes hours can be ended and goes on: what came of each injury, a line each."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,51 +11,72 @@ from phalanx.drills.campaign import DrillCase
 
 
 class DrillLog:
-    """The cases of a drill in a file, by the number of their injury; without a file, nowhere."""
+    """The cases of a drill as they end: shown, and kept in a file so that it can go on later."""
 
-    def __init__(self, path: Path | None, drill: Mapping[str, Any]) -> None:
-        """Read what is there.
+    def __init__(
+        self, path: Path | None = None, show: Callable[[DrillCase], None] = lambda _: None
+    ) -> None:
+        """Know nothing yet.
 
         Args:
-            path: of the file; it is made where it is not.
-            drill: what decides which injuries there are: seed, steps, layout and so on.
+            path: of the file; None keeps nothing.
+            show: is told of each case, also of those of earlier sessions.
+        """
+        self._path, self._show = path, show
+        self._done: dict[int, tuple[DrillCase, ...]] = {}
+
+    def open(self, drill: Mapping[str, Any]) -> None:
+        """Read what an earlier session has kept, if any did.
+
+        Args:
+            drill: what decides which injuries there are: seed, run and so on.
 
         Raises:
-            UsageError: it is the log of another drill, or none.
+            UsageError: the file is the log of another drill, or none.
         """
-        self._path = path
-        self._done: dict[int, tuple[DrillCase, ...]] = {}
+        path, wanted = self._path, json.loads(json.dumps(dict(drill)))
         if path is None:
             return
-        head, *lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else [""]
-        if not head:
-            path.write_text(json.dumps(dict(drill)) + "\n", encoding="utf-8")
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        if not lines:
+            path.write_text(json.dumps(wanted) + "\n", encoding="utf-8")
             return
         try:
-            before = json.loads(head)
-            for line in lines:
-                entry = json.loads(line)
-                cases = tuple(DrillCase(**_read(case)) for case in entry["cases"])
-                self._done[int(entry["injury"])] = cases
-        except (ValueError, TypeError, KeyError) as error:
+            before = json.loads(lines[0])
+            changed = [key for key in wanted if before.get(key) != wanted[key]]
+            self._done = dict(map(_entry, lines[1:]))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise UsageError(f"{path} is no log of a drill: {error}; use another --log") from error
-        if before != dict(drill):
-            changed = [key for key in drill if before.get(key) != drill[key]]
+        if changed:
             raise UsageError(
                 f"{path} is the log of another drill ({', '.join(changed)}); use another --log"
             )
 
-    def of(self, injury: int) -> tuple[DrillCase, ...]:
-        """What came of an injury in an earlier session; empty where it has not been done."""
-        return self._done.get(injury, ())
+    def cases(
+        self, number: int, suffer: Callable[[], tuple[DrillCase, ...]]
+    ) -> tuple[DrillCase, ...]:
+        """What came of an injury; carried out now, unless an earlier session has.
 
-    def add(self, injury: int, cases: tuple[DrillCase, ...]) -> None:
-        """Remember what came of an injury."""
+        Args:
+            number: of the injury, from 0.
+            suffer: carries it out.
+        """
+        found = self._done.get(number, ())
+        if not found:
+            found = suffer()
+            self._keep(number, found)
+        for case in found:
+            self._show(case)
+        return found
+
+    def _keep(self, number: int, found: tuple[DrillCase, ...]) -> None:
         if self._path is not None:
-            entry = {"injury": injury, "cases": [asdict(case) for case in cases]}
+            entry = {"injury": number, "cases": [asdict(case) for case in found]}
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry) + "\n")
 
 
-def _read(case: Mapping[str, Any]) -> dict[str, Any]:
-    return {**case, "differences": tuple(case["differences"])}
+def _entry(line: str) -> tuple[int, tuple[DrillCase, ...]]:
+    entry = json.loads(line)
+    cases = [{**case, "differences": tuple(case["differences"])} for case in entry["cases"]]
+    return int(entry["injury"]), tuple(DrillCase(**case) for case in cases)
