@@ -31,7 +31,7 @@ _MOST_DELAY = 0.05  # seconds from the beginning of a step to a random kill
 _MOST_START = 0.5  # and from that of a start, before anything is built or loaded
 _SHARE_OF_STARTS = 0.2  # of random kills; never two in a row, so that the run gets on
 _SPREAD = 3  # steps of the window in which a random kill falls
-_STEPS_OF_A_KILL = 6  # of the run: about so many are kept up to it
+_STEPS_OF_A_KILL = 4  # of the run: about so many are kept up to it
 
 
 @dataclass(frozen=True)
