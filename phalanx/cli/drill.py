@@ -24,6 +24,7 @@ from rich.text import Text
 
 from phalanx.api.runfile import load_run
 from phalanx.cli.console import open_console
+from phalanx.cli.sets import declare_sets
 from phalanx.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,14 +44,7 @@ def arguments(parser: ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="of steps, ranks and instants (default 0)")
     add("--log", type=Path, metavar="FILE", help="keeps cases; with it a drill can go on later")
     add("--layout", help="how to cut a step, instead of the file's")
-    add(
-        "--set",
-        dest="sets",
-        action="append",
-        default=[],
-        metavar="SECTION.KEY=VALUE",
-        help="any value of a run file, over everything else; may be repeated",
-    )
+    declare_sets(parser)
     add("--json", action="store_true", help="print one JSON document")
 
 
