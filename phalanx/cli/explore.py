@@ -7,6 +7,7 @@ phalanx explore
 phalanx explore --state 'v1&model=llama-3.1-405b&dp=16&tp=8&pp=16'
 phalanx explore runs/big runs/small
 phalanx explore --json --set tp=16 --set chip=tpu-v5p
+phalanx explore --export site --pyodide node_modules/pyodide
 """
 
 import json
@@ -60,6 +61,18 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print every record of the state, and serve nothing"
     )
+    parser.add_argument(
+        "--export",
+        type=Path,
+        metavar="DIR",
+        help="write the page as files that compute in the browser, for any web server",
+    )
+    parser.add_argument(
+        "--pyodide",
+        type=Path,
+        metavar="FOLDER",
+        help="of Pyodide with its numpy wheel, for --export: a full release has both",
+    )
 
 
 def run(args: Namespace) -> int:
@@ -68,6 +81,8 @@ def run(args: Namespace) -> int:
     from phalanx.explore.state import State
 
     state = _with(State.parse(args.state.removeprefix("?")), args.set)
+    if args.export is not None or args.pyodide is not None:
+        return _export(args, state)
     if args.json:
         from phalanx.explore.board import Board
         from phalanx.explore.documents import state_document
@@ -105,6 +120,29 @@ def run(args: Namespace) -> int:
     )
     with suppress(KeyboardInterrupt):  # this is how it ends
         uvicorn.Server(config).run(sockets=[listening])
+    return 0
+
+
+def _export(args: Namespace, state: "State") -> int:
+    """Write the page as static files.
+
+    Raises:
+        UsageError: a folder is missing, or is none of the right kind.
+    """
+    from phalanx.explore.export import export
+
+    if args.export is None or args.pyodide is None:
+        raise UsageError(
+            "--export DIR and --pyodide FOLDER go together; npm install pyodide brings one"
+        )
+    if state.problems:
+        raise UsageError(state.problems[0])
+    found = export(state, args.export, args.pyodide)
+    if args.json:
+        print(json.dumps(found.to_dict()))
+        return 0
+    print(f"{found.folder}: {found.files} files, {found.bytes / 2**20:.0f} MiB; see it with")
+    print(f"python -m http.server --bind {HOST} --directory {found.folder}")
     return 0
 
 

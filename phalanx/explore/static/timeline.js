@@ -1,4 +1,6 @@
-// Timelines of many cells: binary columns from the server, on a canvas.
+// Timelines of many cells: binary columns, on a canvas.
+
+import { ask } from "./source.js";
 
 const NAMES = ["f", "f2", "b", "b2", "i", "i2", "w", "w2"];
 const ROW = 18, CURVE = 11;
@@ -7,8 +9,7 @@ const ROW = 18, CURVE = 11;
 export function timelines(state, where) {
   for (const found of where.querySelectorAll("canvas[data-timeline]")) {
     const canvas = /** @type {HTMLCanvasElement} */ (found);
-    const address = `api/v1/timeline?of=${canvas.dataset.timeline}&${state}`;
-    fetch(address).then((answer) => answer.arrayBuffer()).then((columns) => draw(canvas, columns));
+    ask(`timeline?of=${canvas.dataset.timeline}&${state}`).then((answer) => answer.arrayBuffer()).then((columns) => draw(canvas, columns));
   }
 }
 
