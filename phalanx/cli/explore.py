@@ -94,6 +94,7 @@ def run(args: Namespace) -> int:
     try:
         import uvicorn
 
+        from phalanx.explore.pauses import spare_drags
         from phalanx.explore.server import application
     except ModuleNotFoundError as missing:
         if missing.name and missing.name.partition(".")[0] in (
@@ -118,6 +119,7 @@ def run(args: Namespace) -> int:
         lifespan="off",
         timeout_graceful_shutdown=1,  # an open page does not hold the server back
     )
+    spare_drags()
     with suppress(KeyboardInterrupt):  # this is how it ends
         uvicorn.Server(config).run(sockets=[listening])
     return 0

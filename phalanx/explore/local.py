@@ -6,6 +6,7 @@ from phalanx.explore.answers import NAMES, answer, later, reply
 from phalanx.explore.board import Board
 from phalanx.explore.live import View
 from phalanx.explore.page import notice
+from phalanx.explore.pauses import spare_drags
 from phalanx.explore.searching import found_by
 from phalanx.explore.state import State
 
@@ -15,6 +16,7 @@ NO_RUNS = (
 )
 BOARD = Board()
 VIEW = View(BOARD)
+spare_drags()  # the worker runs nothing else
 
 
 def live(text: str) -> str:

@@ -163,7 +163,7 @@ async (queries) => {
 
 
 def differing(here: str, there: str) -> list[str]:
-    """Records that differ: in any byte, or those of the planner in more than the last bits of a sum.
+    """Records that differ: in any byte; those of the planner, in more than the last bits of a sum.
 
     numpy adds up in an order that is the processor's own, so a sum of many terms can end otherwise.
     """

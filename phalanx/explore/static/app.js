@@ -5,7 +5,7 @@ import { Live } from "./live.js";
 import { runs } from "./runs.js";
 import { scrubbers } from "./scrub.js";
 import { ask, search } from "./source.js";
-import { timelines } from "./timeline.js";
+import { forget, timelines } from "./timeline.js";
 import { tour } from "./tour.js";
 
 const RESTS = 350; // milliseconds after which keys count as one change
@@ -63,8 +63,11 @@ function apply(reply) {
 function draw(reply) {
   for (const [id, [text, verdict, why]] of Object.entries(reply.records)) face(id, text, verdict, why);
   for (const [id, html] of Object.entries(reply.pictures)) for (const place of places.get("p" + id) || []) {
-    place.innerHTML = html;
-    if (html.includes("<canvas")) timelines(page.state, place);
+    if (html.includes("<canvas")) timelines(page.state, place, html);
+    else {
+      forget(place);
+      place.innerHTML = html;
+    }
   }
   for (const [id, html] of Object.entries(reply.tables)) for (const place of places.get("t" + id) || []) place.innerHTML = html;
 }
