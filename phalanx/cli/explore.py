@@ -11,6 +11,7 @@ phalanx explore --export site --pyodide node_modules/pyodide
 """
 
 import json
+import threading
 import webbrowser
 from argparse import ArgumentParser, Namespace
 from contextlib import suppress
@@ -94,6 +95,7 @@ def run(args: Namespace) -> int:
     try:
         import uvicorn
 
+        from phalanx.explore.panels.published import presets
         from phalanx.explore.pauses import spare_drags
         from phalanx.explore.server import application
     except ModuleNotFoundError as missing:
@@ -120,6 +122,7 @@ def run(args: Namespace) -> int:
         timeout_graceful_shutdown=1,  # an open page does not hold the server back
     )
     spare_drags()
+    threading.Thread(target=presets, daemon=True).start()  # while the browser comes up
     with suppress(KeyboardInterrupt):  # this is how it ends
         uvicorn.Server(config).run(sockets=[listening])
     return 0

@@ -57,6 +57,11 @@ class Cells(NamedTuple):
     colour: Integers
     microbatch: Integers
 
+    def where(self, shown: NDArray[np.bool_]) -> "Cells":
+        """Some of the passes."""
+        rank, start, width = self.rank[shown], self.start[shown], self.width[shown]
+        return Cells(rank, start, width, self.colour[shown], self.microbatch[shown])
+
 
 class InFlight(NamedTuple):
     """What is in flight on each rank, wherever it changes: columns, rank after rank.
@@ -134,7 +139,7 @@ def drawn(name: str, p: int, m: int, v: int, pace: Pace) -> Drawn:
     cells = Cells(plan.rank, start / end, lasts / end, plan.colour, plan.microbatch)
     shown = lasts > 0
     if not shown.all():
-        cells = Cells(*(column[shown] for column in cells))
+        cells = cells.where(shown)
     levels = _levels(plan, (start, lasts), end)
     return Drawn(name, find_schedule(name).title, cells, levels, found, plan.peak, schedule.v)
 

@@ -42,7 +42,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         thread.join(10)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it is there, no other test can run a loop of its own
 def browser() -> Iterator[Browser]:
     """A browser; without one its tests are skipped, and say how to get it. CI must have one."""
     path = next(filter(None, map(shutil.which, CHROMIUM)), None)
