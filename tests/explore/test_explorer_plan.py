@@ -93,7 +93,8 @@ def test_a_command_and_a_run_file_can_be_taken_away(address: str):
         ("dp=64 zero=3", "64 replicas, cut no further; 64 of them share their weights (ZeRO-3)"),
         (
             "dp=16 tp=2 zero=3 shard=8",
-            "16 replicas, each cut 2 ways inside its layers; 8 of them share their weights (ZeRO-3)",
+            "16 replicas, each cut 2 ways inside its layers; "
+            "8 of them share their weights (ZeRO-3)",
         ),
     ],
 )
