@@ -6,8 +6,8 @@ phalanx data tokenize chats.jsonl --tokenizer llama/ -o chats   prompts are read
 phalanx data show tokens --verify
 phalanx train --data tokens
 
-A source is text, JSON lines, Parquet, any of them compressed (.gz, .bz2, .xz, .zst), a dataset saved
-by `datasets`, or a folder of these. Interrupted, the same command goes on.
+A source is text, JSON lines, Parquet, any of them compressed (.gz, .bz2, .xz, .zst), a dataset that
+`datasets` saved, or a folder of these. Interrupted, the same command goes on.
 """
 
 import json

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from phalanx.core.errors import DataError, PhalanxError, UsageError
 from phalanx.data.chat import learned_pieces
 from phalanx.data.documents import Record, Source, Stretch, documents, find_source
+from phalanx.data.processes import leaving_main_alone
 from phalanx.data.shards import (
     INDEX,
     TOKENIZER,
@@ -238,8 +239,9 @@ def _work(
         running: dict[Future[Shard], int] = {}
         waiting = iter(missing)
         while True:
-            while len(running) < 2 * workers and (number := next(waiting, None)) is not None:
-                running[pool.submit(_make_here, number, source.parts[number])] = number
+            with leaving_main_alone():  # a pool starts processes when it is given work
+                while len(running) < 2 * workers and (number := next(waiting, None)) is not None:
+                    running[pool.submit(_make_here, number, source.parts[number])] = number
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:

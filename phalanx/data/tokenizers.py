@@ -15,7 +15,7 @@ special tokens.
 import hashlib
 import importlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -327,4 +327,8 @@ class _SentencePiece:
         return found if self._model.id_to_piece(found) == token else None
 
 
-_ENGINES = {"tokenizers": _HuggingFace, "tiktoken": _Tiktoken, "sentencepiece": _SentencePiece}
+_ENGINES: dict[str, Callable[[Path], Engine]] = {
+    "tokenizers": _HuggingFace,
+    "tiktoken": _Tiktoken,
+    "sentencepiece": _SentencePiece,
+}
