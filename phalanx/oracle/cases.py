@@ -34,6 +34,25 @@ FEATURES: Mapping[str, Tables] = {
     },
     "qk-norm": {"model": {"qk_norm": True}},
     "qkv-bias": {"model": {"qkv_bias": True}},
+    "gemma": {
+        "model": {
+            **{"norms": "both", "activation": "geglu", "qk_norm": True, "tied": True},
+            **{"window": 9, "full_every": 2, "local_theta": 100.0, "embedding_scale": 8.0},
+            **{"attention_cap": 5.0, "logit_cap": 3.0, "attention_scale": 0.3},
+        }
+    },
+    "sinks": {"model": {"sinks": True, "window": 7, "full_every": 2}},
+    "olmo": {"model": {"norms": "after", "qk_norm": True, "norm_all_heads": True}},
+    "neox": {
+        "model": {
+            **{"norm": "layernorm", "activation": "gelu-erf", "bias": True},
+            **{"parallel_branches": True, "rotary_share": 0.5},
+        }
+    },
+    "llama3-rope": {"model": {"rope_scaling": "llama3 factor=4 low=1 high=4 original=16"}},
+    "yarn": {"model": {"rope_scaling": "yarn factor=4 original=16 fast=4"}},
+    "dynamic-rope": {"model": {"rope_scaling": "dynamic factor=2 original=8"}},
+    "linear-rope": {"model": {"rope_scaling": "linear factor=4"}},
     "latent": {"model": {**LATENT, "q_lora_rank": 24}},
     "direct-query": {"model": LATENT},
     "wide": {"model": {"hidden": 256, "kv_heads": 4, "ffn": 256}, "recipe": {"seq": 16}},
@@ -67,7 +86,13 @@ ROUTED = ("experts", "deepseek")
 
 DRAWN = tuple(FEATURES)  # what a sample draws from
 # Of these at most one is drawn: the last would undo the others.
-EXCLUSIVE = (("mha", "mqa"), ("latent", "direct-query"), ROUTED, ("max-norm", "no-clip"))
+EXCLUSIVE = (
+    ("mha", "mqa"),
+    ("latent", "direct-query", "gemma", "sinks", "olmo", "neox", "gpt"),
+    ("yarn", "llama3-rope", "dynamic-rope", "linear-rope"),
+    ROUTED,
+    ("max-norm", "no-clip"),
+)
 
 
 @dataclass(frozen=True)

@@ -178,7 +178,7 @@ def _logits_of_new(engine: Engine, tokens: Tensor, cache: KeyValueCache) -> Tens
         positions=torch.arange(past, len(tokens), device=device).unsqueeze(1).expand_as(new),
         documents=None,
         samples=torch.zeros(count, dtype=torch.int64, device=device),
-        seq=len(new),
+        seq=len(tokens),
         step=0,
         context=cache,
     )

@@ -14,7 +14,7 @@ from phalanx.oracle.pool import RankPool
 from phalanx.trainer.engine.batching import micro_batches
 from phalanx.trainer.engine.engine import Engine, build_engine
 from phalanx.trainer.parallel.mesh import build_mesh
-from phalanx.trainer.run.generate import Sampling, generate, generate_batch
+from phalanx.trainer.run.generate import Sampling, generate
 from phalanx.trainer.run.worker import StopSignal
 
 LLAMA = ModelShape(layers=2, hidden=16, heads=4, kv_heads=2, ffn=24, vocab=40)
