@@ -44,13 +44,14 @@ def run(args: Namespace) -> int:
     """
     import torch
 
+    from phalanx.trainer.model.families import family_of
     from phalanx.trainer.model.huggingface import export_hf
     from phalanx.trainer.precision.dtypes import Dtypes
     from phalanx.trainer.run.trained import open_checkpoint, reads_bytes, tokenizer_home
 
     run = load_run(_home(args.source) / "run.toml")
     shape = _reaching(run)
-    if shape.is_moe and run.recipe.balance_speed:
+    if shape.is_moe and run.recipe.balance_speed and not family_of(shape).router_bias:
         raise RefusedError(
             "experts of this run are balanced by biases, which no model of Transformers that we "
             "write has a place for; train with recipe.balance_speed=0 to convert"
@@ -87,7 +88,7 @@ def run(args: Namespace) -> int:
 def _reaching(run: Run) -> ModelShape:
     """The model, said to reach at least as far as the sequences that it was trained on."""
     shape = run.model
-    if shape.positions == "learned":
+    if shape.positions == "learned" or shape.rope.kind == "dynamic":
         return shape
     return replace(shape, max_positions=max(shape.max_positions, run.recipe.seq))
 

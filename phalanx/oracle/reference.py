@@ -19,7 +19,7 @@ from phalanx.core.run import Recipe, Run
 from phalanx.data.batches import IGNORED, Batch, Stream
 from phalanx.oracle.low_precision import Emulation
 from phalanx.oracle.sixteen_bits import as_kept, narrow
-from phalanx.trainer.model.init import init_source
+from phalanx.trainer.model.init import init_source, router_biases
 from phalanx.trainer.model.inventory import declarations
 from phalanx.trainer.model.parameters import Declaration, key_of, uniform_at
 from phalanx.trainer.precision.dtypes import Dtypes
@@ -89,8 +89,10 @@ def reference_steps(
         for name, d in declared.items()
     }
     optimizer = _optimizer(recipe, declared, master)
+    first = router_biases(run)
+    none = torch.zeros(run.model.experts, dtype=torch.float64)
     biases = {
-        f"blocks.{i}.router.bias": torch.zeros(run.model.experts, dtype=torch.float64)
+        f"blocks.{i}.router.bias": first.get(i, none).clone()
         for i in range(run.model.layers)
         if run.model.routes(i)
     }
