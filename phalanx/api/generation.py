@@ -86,7 +86,7 @@ class Evaluation:
         return {"schema": SCHEMA, **asdict(self), **derived}
 
 
-class Job(NamedTuple):
+class ModelJob(NamedTuple):
     """What every rank is handed.
 
     Attributes:
@@ -138,7 +138,7 @@ def generate(
     refuse_untrainable(run)
     end = reads.end if reads.end is not None and reads.kind != "bytes" else -1
     chosen = Sampling(**{"end": end, **sampling})
-    written = _on_ranks(generate_on_rank, Job(trained, run, Path()), (ids, count, chosen))
+    written = _on_ranks(generate_on_rank, ModelJob(trained, run, Path()), (ids, count, chosen))
     return [
         Continuation(
             prompt=prompt,
@@ -183,7 +183,7 @@ def evaluate(
         opened = Data(path=str(path.absolute()), **(keys or {}))
         corpus = open_corpus(opened, run.model.vocab)
         nats, tokens = _on_ranks(
-            evaluate_on_rank, Job(trained, run, Path()), (opened, batches or _EVERYTHING)
+            evaluate_on_rank, ModelJob(trained, run, Path()), (opened, batches or _EVERYTHING)
         )
     known = corpus.bytes_per_token == corpus.bytes_per_token
     each = corpus.bytes_per_token if known else None
@@ -232,7 +232,7 @@ def _readable(trained: Trained, data: Path, folder: Path) -> Path:
     return folder / "tokens"
 
 
-def _on_ranks(entry: Any, job: Job, args: tuple[Any, ...]) -> Any:
+def _on_ranks(entry: Any, job: ModelJob, args: tuple[Any, ...]) -> Any:
     """Start the ranks, and bring home what rank 0 has written."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"
@@ -241,7 +241,7 @@ def _on_ranks(entry: Any, job: Job, args: tuple[Any, ...]) -> Any:
 
 
 def generate_on_rank(
-    worker: "Worker", job: Job, prompts: list[list[int]], count: int, sampling: Any
+    worker: "Worker", job: ModelJob, prompts: list[list[int]], count: int, sampling: Any
 ) -> int:
     """What each rank does: texts of one length side by side.
 
@@ -266,7 +266,7 @@ def generate_on_rank(
     return 0
 
 
-def evaluate_on_rank(worker: "Worker", job: Job, data: Data, batches: int) -> int:
+def evaluate_on_rank(worker: "Worker", job: ModelJob, data: Data, batches: int) -> int:
     """What each rank does: its part of every window's loss.
 
     Args:

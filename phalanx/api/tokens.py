@@ -8,10 +8,10 @@ from typing import Any
 from phalanx.core.run import Data
 from phalanx.data.corpus import open_corpus
 from phalanx.data.shards import damaged_shards, is_tokens, read_index, tokenizer_of
-from phalanx.data.tokenize import Progress, Wanted, tokenize
+from phalanx.data.tokenize import TokenizeProgress, Wanted, tokenize
 from phalanx.data.tokenizers import Tokenizer
 
-__all__ = ["CorpusContents", "Progress", "Wanted", "show_corpus", "tokenize"]
+__all__ = ["CorpusContents", "TokenizeProgress", "Wanted", "show_corpus", "tokenize"]
 
 SCHEMA = 1
 _ANY_VOCAB = 1 << 40  # nobody has said yet which model will read it
@@ -26,7 +26,7 @@ class CorpusContents:
         name: as a run shows it.
         token_dtype: of an id.
         tokens: how many.
-        documents: how many; None where only reading all of it would say.
+        num_documents: how many; None where only reading all of it would say.
         separator: the id that ends a document; None where nobody said.
         bytes_per_token: of the text; None where it is not known.
         learned: tokens that are to be learned; None where all are.
@@ -42,7 +42,7 @@ class CorpusContents:
     name: str
     token_dtype: str
     tokens: int
-    documents: int | None
+    num_documents: int | None
     separator: int | None
     bytes_per_token: float | None
     learned: int | None
@@ -96,7 +96,7 @@ def show_corpus(
         name=corpus.name,
         token_dtype=corpus.token_dtype,
         tokens=len(corpus),
-        documents=index.documents if index else None,
+        num_documents=index.num_documents if index else None,
         separator=corpus.separator,
         bytes_per_token=corpus.bytes_per_token if known else None,
         learned=index.learned if index and index.masked else None,

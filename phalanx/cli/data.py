@@ -22,7 +22,7 @@ from phalanx.cli.table import format_argument, print_facts
 from phalanx.core.units import show_bytes, show_count, show_rate
 
 if TYPE_CHECKING:
-    from phalanx.api.tokens import CorpusContents, Progress
+    from phalanx.api.tokens import CorpusContents, TokenizeProgress
 
 DIFFERENT = 4
 INTERRUPTED = 75
@@ -90,8 +90,8 @@ def _tokenize(args: Namespace) -> int:
         print(json.dumps(index.to_dict()))
         return 0
     print(
-        f"{args.out}: {index.tokens:,} tokens ({index.dtype}) in {index.documents:,} documents, "
-        f"{index.bytes / max(index.tokens, 1):.2f} bytes per token, {len(index.shards)} shards\n"
+        f"{args.out}: {index.tokens:,} tokens ({index.dtype}) in {index.num_documents:,} documents, "
+        f"{index.text_bytes / max(index.tokens, 1):.2f} bytes per token, {len(index.shards)} shards\n"
         f"train on it: phalanx train --data {args.out}"
         + ("" if index.tokenizer == "bytes" else f" --set model.vocab={index.vocab}")
     )
@@ -105,7 +105,7 @@ class ProgressLines:
         self._quiet, self._live = quiet, sys.stderr.isatty()
         self._told, self._before = -1, 0
 
-    def tell(self, progress: "Progress") -> None:
+    def tell(self, progress: "TokenizeProgress") -> None:
         """Show it, if it is time."""
         if self._quiet or not progress.parts:
             return
@@ -123,7 +123,7 @@ class ProgressLines:
             flush=True,
         )
 
-    def _line(self, progress: "Progress") -> str:
+    def _line(self, progress: "TokenizeProgress") -> str:
         line = f"{progress.done}/{progress.parts} parts  {show_count(progress.tokens)} tokens"
         made = progress.bytes - self._before
         if not made or progress.seconds <= 0:
@@ -159,7 +159,7 @@ def _print(found: "CorpusContents", form: str) -> None:
             ("corpus", found.name),
             ("tokens", f"{found.tokens:,} ({found.token_dtype})"),
             ("size", show_bytes(found.tokens * width, binary=True)),
-            ("documents", "" if found.documents is None else f"{found.documents:,}"),
+            ("documents", "" if found.num_documents is None else f"{found.num_documents:,}"),
             ("ends with", "" if found.separator is None else f"id {found.separator}"),
             ("bytes per token", "" if each is None else f"{each:.2f}"),
             ("learned", "" if learned is None else f"{learned:,} tokens"),

@@ -6,6 +6,7 @@ One line, as in a run file: `llama3 factor=32 low=1 high=4 original=8192`. What 
 
 from dataclasses import dataclass, fields
 from math import inf
+from typing import Any
 
 from phalanx.core.errors import UsageError, unknown
 
@@ -56,17 +57,17 @@ class RopeScaling:
         if kind not in KINDS:
             raise unknown("kind of model.rope_scaling", kind, KINDS)
         known = [field.name for field in fields(cls) if field.name != "kind"]
-        values: dict[str, float] = {}
+        values: dict[str, Any] = {}
         for word in words:
             key, _, text = word.partition("=")
             if key not in known:
                 raise unknown("key of model.rope_scaling", key, known)
             try:
-                values[key] = float(text)
+                number = float(text)
+                values[key] = int(number) if key in ("original", "rounded") else number
             except ValueError:
                 raise UsageError(f"model.rope_scaling has {word!r}; write {key}=NUMBER") from None
-        whole = {key: int(values.pop(key)) for key in ("original", "rounded") if key in values}
-        return cls(kind=kind, **whole, **values).checked()
+        return cls(kind=kind, **values).checked()
 
     def checked(self) -> "RopeScaling":
         """The same.

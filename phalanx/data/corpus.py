@@ -309,10 +309,10 @@ def _open_shards(folder: Path, data: Data, vocab: int) -> Corpus:
         )
     mapped = map_shards(folder, index)
     return Corpus(
-        name=f"{folder.name}, {_count(index.documents, 'document')}",
+        name=f"{folder.name}, {_count(index.num_documents, 'document')}",
         tokens=mapped.tokens,
         separator=index.end if index.end >= 0 else None,
-        bytes_per_token=index.bytes / max(index.tokens, 1),
+        bytes_per_token=index.text_bytes / max(index.tokens, 1),
         vocab=vocab,
         files=mapped.files,
         learn=mapped.learn,

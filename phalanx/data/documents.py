@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 
 from phalanx.core.errors import DataError, UsageError, shorten
 from phalanx.data.kinds import refuse_binary
@@ -30,7 +30,7 @@ _BREAK = re.compile(rb"\n(?=\S)")  # where a text may be cut: a line that starts
 _LOOK_FOR_BREAK = 1 << 16
 
 
-class Stretch(NamedTuple):
+class FilePart(NamedTuple):
     """Some of a file.
 
     Attributes:
@@ -43,7 +43,7 @@ class Stretch(NamedTuple):
     stop: int
 
 
-class Record(NamedTuple):
+class Document(NamedTuple):
     """One document, or a piece of a long one.
 
     Attributes:
@@ -66,7 +66,7 @@ class Source:
         left_out: files that are not text, with the reason.
     """
 
-    parts: tuple[tuple[Stretch, ...], ...]
+    parts: tuple[tuple[FilePart, ...], ...]
     files: int
     bytes: int
     left_out: tuple[str, ...] = ()
@@ -124,9 +124,9 @@ def _is_dataset_part(file: Path) -> bool:
     )
 
 
-def _parts(files: list[Path]) -> Iterator[tuple[Stretch, ...]]:
+def _parts(files: list[Path]) -> Iterator[tuple[FilePart, ...]]:
     """Small files together, large ones in stretches."""
-    held: list[Stretch] = []
+    held: list[FilePart] = []
     size = 0
     for file in files:
         for stretch, weight in _stretches(file):
@@ -139,24 +139,27 @@ def _parts(files: list[Path]) -> Iterator[tuple[Stretch, ...]]:
         yield tuple(held)
 
 
-def _stretches(file: Path) -> Iterator[tuple[Stretch, int]]:
+def _stretches(file: Path) -> Iterator[tuple[FilePart, int]]:
     """Stretches of a file, each with about how many bytes of text it has."""
     size, suffix = file.stat().st_size, file.suffix.lower()
     if suffix in _PACKED:
-        yield Stretch(file, 0, size), size * _RATIO
+        yield FilePart(file, 0, size), size * _RATIO
     elif suffix == ".parquet":
         groups = _parquet(file).metadata.num_row_groups
         for group in range(groups):
-            yield Stretch(file, group, group + 1), size * _RATIO // groups
+            yield FilePart(file, group, group + 1), size * _RATIO // groups
     elif suffix == ".arrow":
         _require_plain_order(file)
-        yield Stretch(file, 0, size), size
+        yield FilePart(file, 0, size), size
     else:
         for start in range(0, size, PART_BYTES):
-            yield Stretch(file, start, min(start + PART_BYTES, size)), min(PART_BYTES, size - start)
+            yield (
+                FilePart(file, start, min(start + PART_BYTES, size)),
+                min(PART_BYTES, size - start),
+            )
 
 
-def documents(part: tuple[Stretch, ...], column: str) -> Iterator[Record]:
+def documents(part: tuple[FilePart, ...], column: str) -> Iterator[Document]:
     """Read the documents of a part.
 
     Args:
@@ -173,7 +176,7 @@ def documents(part: tuple[Stretch, ...], column: str) -> Iterator[Record]:
             raise DataError(f"{stretch.path} cannot be read: {error}") from error
 
 
-def _read(stretch: Stretch, column: str) -> Iterator[Record]:
+def _read(stretch: FilePart, column: str) -> Iterator[Document]:
     path, suffixes = stretch.path, [s.lower() for s in stretch.path.suffixes]
     last = suffixes[-1] if suffixes else ""
     if last == ".parquet":
@@ -194,7 +197,7 @@ def _read(stretch: Stretch, column: str) -> Iterator[Record]:
         yield from _own_text(stretch)
 
 
-def _own_lines(file: IO[bytes], stretch: Stretch) -> Iterator[tuple[int, bytes]]:
+def _own_lines(file: IO[bytes], stretch: FilePart) -> Iterator[tuple[int, bytes]]:
     """The lines that begin within a stretch, each with the byte that it begins at."""
     file.seek(max(stretch.start - 1, 0))
     if stretch.start:
@@ -206,7 +209,7 @@ def _own_lines(file: IO[bytes], stretch: Stretch) -> Iterator[tuple[int, bytes]]
         yield at, line
 
 
-def _json_lines(path: Path, lines: Iterator[tuple[int, bytes]], column: str) -> Iterator[Record]:
+def _json_lines(path: Path, lines: Iterator[tuple[int, bytes]], column: str) -> Iterator[Document]:
     for at, line in lines:
         if not line.strip():
             continue
@@ -214,7 +217,7 @@ def _json_lines(path: Path, lines: Iterator[tuple[int, bytes]], column: str) -> 
             record = json.loads(line)
         except ValueError as error:
             raise DataError(f"{path} at {at:,}: a line is no JSON: {error}") from None
-        yield Record(_value(record, path, column))
+        yield Document(_value(record, path, column))
 
 
 def _value(record: Any, path: Path, column: str) -> Any:
@@ -229,7 +232,7 @@ def _value(record: Any, path: Path, column: str) -> Any:
     raise DataError(f"{path}: a record has no text {column!r}; --column can be one of {keys}")
 
 
-def _own_text(stretch: Stretch) -> Iterator[Record]:
+def _own_text(stretch: FilePart) -> Iterator[Document]:
     """The text between two cuts of a file, which do not depend on where parts begin."""
     path = stretch.path
     with path.open("rb") as file:
@@ -255,7 +258,7 @@ def _cut(file: IO[bytes], nominal: int, size: int) -> int:
     return nominal + next((i for i, byte in enumerate(ahead) if byte & 0xC0 != 0x80), 0)
 
 
-def _texts(text: bytes, *, ends: bool = True) -> Iterator[Record]:
+def _texts(text: bytes, *, ends: bool = True) -> Iterator[Document]:
     """Documents end at zero bytes; long ones come in pieces.
 
     Args:
@@ -270,19 +273,19 @@ def _texts(text: bytes, *, ends: bool = True) -> Iterator[Record]:
         yield from _pieces(document, ends=ends if last else True)
 
 
-def _pieces(document: bytes, *, ends: bool) -> Iterator[Record]:
+def _pieces(document: bytes, *, ends: bool) -> Iterator[Document]:
     file, size, start = io.BytesIO(document), len(document), 0
     while start < size:
         stop = _cut(file, min(start + PIECE_BYTES, size), size)
         piece = document[start:stop].decode("utf-8", "replace")
-        yield Record(piece, ends and stop == size)
+        yield Document(piece, ends and stop == size)
         start = stop
 
 
 def _unpacked(path: Path) -> IO[bytes]:
     match path.suffix.lower():
         case ".gz":
-            return gzip.open(path)
+            return cast(IO[bytes], gzip.open(path))
         case ".bz2":
             return bz2.open(path)
         case ".xz":
@@ -305,7 +308,7 @@ def _parquet(path: Path) -> Any:
         raise DataError(f"{path} is no Parquet file: {error}") from error
 
 
-def _parquet_batches(stretch: Stretch, column: str) -> Iterator[Any]:
+def _parquet_batches(stretch: FilePart, column: str) -> Iterator[Any]:
     file = _parquet(stretch.path)
     names = set(file.schema_arrow.names)
     wanted = [n for n in (column, "messages", "prompt", "completion") if n in names]
@@ -342,7 +345,7 @@ def _require_plain_order(file: Path) -> None:
         )
 
 
-def _rows(batches: Iterator[Any], path: Path, column: str) -> Iterator[Record]:
+def _rows(batches: Iterator[Any], path: Path, column: str) -> Iterator[Document]:
     for batch in batches:
         for row in batch.to_pylist():
-            yield Record(_value(row, path, column))
+            yield Document(_value(row, path, column))

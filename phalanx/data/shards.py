@@ -33,13 +33,13 @@ TOKENIZER = "tokenizer"
 _CHUNK = 1 << 22  # bytes, while hashing
 
 
-class Shard(NamedTuple):
+class TokenShard(NamedTuple):
     """One file of ids.
 
     Attributes:
         name: of its files, without suffix.
-        tokens, documents: how many are in it.
-        bytes: of the text that they were made from, as UTF-8.
+        tokens, num_documents: how many are in it.
+        text_bytes: of the text that they were made from, as UTF-8.
         learned: tokens that are to be learned.
         largest: the largest id.
         hash: 32 hex digits over its files.
@@ -47,8 +47,8 @@ class Shard(NamedTuple):
 
     name: str
     tokens: int
-    documents: int
-    bytes: int
+    num_documents: int
+    text_bytes: int
     learned: int
     largest: int
     hash: str
@@ -76,7 +76,7 @@ class TokenIndex:
     fingerprint: str
     masked: bool
     source: str
-    shards: tuple[Shard, ...]
+    shards: tuple[TokenShard, ...]
 
     @property
     def tokens(self) -> int:
@@ -84,14 +84,14 @@ class TokenIndex:
         return sum(shard.tokens for shard in self.shards)
 
     @property
-    def documents(self) -> int:
+    def num_documents(self) -> int:
         """Of all shards."""
-        return sum(shard.documents for shard in self.shards)
+        return sum(shard.num_documents for shard in self.shards)
 
     @property
-    def bytes(self) -> int:
+    def text_bytes(self) -> int:
         """Of the text, as UTF-8."""
-        return sum(shard.bytes for shard in self.shards)
+        return sum(shard.text_bytes for shard in self.shards)
 
     @property
     def learned(self) -> int:
@@ -112,8 +112,8 @@ class TokenIndex:
             "format": FORMAT,
             "schema": SCHEMA,
             "tokens": self.tokens,
-            "documents": self.documents,
-            "bytes": self.bytes,
+            "num_documents": self.num_documents,
+            "text_bytes": self.text_bytes,
             "learned": self.learned,
             "hash": self.hash,
             **{key: value for key, value in asdict(self).items() if key != "shards"},
@@ -142,7 +142,7 @@ def read_index(folder: Path) -> TokenIndex:
         if said["format"] != FORMAT or said["schema"] > SCHEMA:
             raise ValueError(f"format {said['format']!r}, schema {said['schema']}")
         keys = TokenIndex.__dataclass_fields__.keys() - {"shards"}
-        shards = tuple(Shard(**shard) for shard in said["shards"])
+        shards = tuple(TokenShard(**shard) for shard in said["shards"])
         return TokenIndex(shards=shards, **{key: said[key] for key in keys})
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder / INDEX} is damaged, or of a later version: {error}") from error

@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 
 from phalanx.core.errors import DataError, PhalanxError, UsageError
 from phalanx.data.chat import learned_pieces
-from phalanx.data.documents import Record, Source, Stretch, documents, find_source
+from phalanx.data.documents import Document, FilePart, Source, documents, find_source
 from phalanx.data.processes import leaving_main_alone
 from phalanx.data.shards import (
     INDEX,
     TOKENIZER,
-    Shard,
     TokenIndex,
+    TokenShard,
     hash_of,
     read_index,
 )
@@ -66,7 +66,7 @@ class Wanted:
     vocab: int = 0
 
 
-class Progress(NamedTuple):
+class TokenizeProgress(NamedTuple):
     """How far it is.
 
     Attributes:
@@ -84,7 +84,7 @@ class Progress(NamedTuple):
 
 
 def tokenize(
-    wanted: Wanted, workers: int, on_progress: Callable[[Progress], None] = lambda _: None
+    wanted: Wanted, workers: int, on_progress: Callable[[TokenizeProgress], None] = lambda _: None
 ) -> TokenIndex:
     """Make token shards, or go on with making them.
 
@@ -112,9 +112,9 @@ def tokenize(
 
     def tell() -> None:
         found = shards.values()
-        tokens, size = sum(s.tokens for s in found), sum(s.bytes for s in found)
+        tokens, size = sum(s.tokens for s in found), sum(s.text_bytes for s in found)
         seconds = time.perf_counter() - began
-        on_progress(Progress(len(source.parts), len(shards), tokens, size, seconds))
+        on_progress(TokenizeProgress(len(source.parts), len(shards), tokens, size, seconds))
 
     tell()
     missing = [number for number in range(len(source.parts)) if number not in shards]
@@ -210,12 +210,12 @@ def _take_over(out: Path, plan: dict[str, Any], tokenizer: Tokenizer) -> None:
     draft.rename(out / TOKENIZER)
 
 
-def _made(out: Path, number: int) -> Shard | None:
+def _made(out: Path, number: int) -> TokenShard | None:
     """A part that is done; None where it is not."""
     file = out / f"{_name(number)}.json"
     if not file.is_file():
         return None
-    return Shard(**json.loads(file.read_text(encoding="utf-8")))
+    return TokenShard(**json.loads(file.read_text(encoding="utf-8")))
 
 
 def _name(number: int) -> str:
@@ -224,7 +224,7 @@ def _name(number: int) -> str:
 
 def _work(
     wanted: Wanted, source: Source, missing: list[int], workers: int
-) -> Iterator[tuple[int, Shard]]:
+) -> Iterator[tuple[int, TokenShard]]:
     """Do the parts that are missing, in any order."""
     if workers <= 1:
         tokenizer = configured(wanted)
@@ -236,12 +236,12 @@ def _work(
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a process each, not all cores for each
     pool = ProcessPoolExecutor(workers, context, _open_once, (wanted,))
     try:
-        running: dict[Future[Shard], int] = {}
+        running: dict[Future[TokenShard], int] = {}
         waiting = iter(missing)
         while True:
             with leaving_main_alone():  # a pool starts processes when it is given work
-                while len(running) < 2 * workers and (number := next(waiting, None)) is not None:
-                    running[pool.submit(_make_here, number, source.parts[number])] = number
+                while len(running) < 2 * workers and (new := next(waiting, None)) is not None:
+                    running[pool.submit(_make_here, new, source.parts[new])] = new
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -264,11 +264,13 @@ def _open_once(wanted: Wanted) -> None:
     _OPEN.update(wanted=wanted, tokenizer=configured(wanted))
 
 
-def _make_here(number: int, part: tuple[Stretch, ...]) -> Shard:
+def _make_here(number: int, part: tuple[FilePart, ...]) -> TokenShard:
     return _make(_OPEN["wanted"], _OPEN["tokenizer"], number, part)
 
 
-def _make(wanted: Wanted, tokenizer: Tokenizer, number: int, part: tuple[Stretch, ...]) -> Shard:
+def _make(
+    wanted: Wanted, tokenizer: Tokenizer, number: int, part: tuple[FilePart, ...]
+) -> TokenShard:
     """Make one shard, and say that it is made."""
     name, out = _name(number), wanted.out
     writer = _Writer(out / f".{name}", tokenizer, begin=wanted.begin)
@@ -277,11 +279,11 @@ def _make(wanted: Wanted, tokenizer: Tokenizer, number: int, part: tuple[Stretch
             writer.add(record)
     for suffix in writer.suffixes:
         (out / f".{name}{suffix}").rename(out / f"{name}{suffix}")
-    shard = Shard(
+    shard = TokenShard(
         name=name,
         tokens=writer.tokens,
-        documents=writer.documents,
-        bytes=writer.bytes,
+        num_documents=writer.documents,
+        text_bytes=writer.bytes,
         learned=writer.learned,
         largest=writer.largest,
         hash=hash_of(out, name),
@@ -294,7 +296,7 @@ class _Writer:
     """Writes the files of one shard, some texts at a time.
 
     Attributes:
-        tokens, documents, bytes, learned, largest: so far, as in a `Shard`.
+        tokens, documents, bytes, learned, largest: so far, as in a `TokenShard`.
         suffixes: of the files that it writes.
     """
 
@@ -305,7 +307,7 @@ class _Writer:
         self._begin = [tokenizer.begin] if begin and tokenizer.begin is not None else []
         self._end = [] if tokenizer.end is None else [tokenizer.end]
         self._dtype = dtype_of(tokenizer.vocab)
-        self._waiting: list[Record] = []
+        self._waiting: list[Document] = []
         self._characters = 0
         self._starts = True  # the next record starts a document
         self._chats = False
@@ -325,7 +327,7 @@ class _Writer:
         if not self._chats:
             Path(f"{self._path}.learn").unlink()
 
-    def add(self, record: Record) -> None:
+    def add(self, record: Document) -> None:
         """Take one document, or a piece of one."""
         if not isinstance(record.value, str):
             self._flush()
@@ -394,7 +396,7 @@ def dtype_of(vocab: int) -> np.dtype[Any]:
     return np.dtype("<u2" if vocab <= _UINT16_IDS else "<u4")
 
 
-def _finish(wanted: Wanted, tokenizer: Tokenizer, shards: list[Shard]) -> TokenIndex:
+def _finish(wanted: Wanted, tokenizer: Tokenizer, shards: list[TokenShard]) -> TokenIndex:
     """Write the index, and forget what only a part needed."""
     kept = tuple(shard for shard in shards if shard.tokens)
     if not kept:

@@ -55,13 +55,18 @@ _PATTERNS = {50256: _GPT2, 50257: _GPT2, 100256: _CL100K, 128000: _CL100K, 19999
 _NUM_BYTES = 256
 
 
-class Engine(Protocol):
+class TokenizerBackend(Protocol):
     """What a library does for us."""
 
     vocab: int
 
     def encode(self, texts: Sequence[str], *, special: bool) -> list[list[int]]:
-        """Token ids of each text; `special` lets a text name special tokens."""
+        """Token ids of each text.
+
+        Args:
+            texts: any.
+            special: whether a text may name special tokens.
+        """
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -88,7 +93,7 @@ class Tokenizer:
 
     kind: str
     path: Path | None
-    engine: Engine = field(repr=False)
+    engine: TokenizerBackend = field(repr=False)
     end: int | None = None
     begin: int | None = None
     chat_template: str = field(default="", repr=False)
@@ -215,7 +220,7 @@ def _said(folder: Path) -> dict[str, Any]:
     return said
 
 
-def _special(engine: Engine, said: dict[str, Any], key: str) -> int | None:
+def _special(engine: TokenizerBackend, said: dict[str, Any], key: str) -> int | None:
     token = said.get(key)
     text = token.get("content") if isinstance(token, dict) else token
     if isinstance(text, str):
@@ -327,7 +332,7 @@ class _SentencePiece:
         return found if self._model.id_to_piece(found) == token else None
 
 
-_ENGINES: dict[str, Callable[[Path], Engine]] = {
+_ENGINES: dict[str, Callable[[Path], TokenizerBackend]] = {
     "tokenizers": _HuggingFace,
     "tiktoken": _Tiktoken,
     "sentencepiece": _SentencePiece,

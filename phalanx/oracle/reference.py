@@ -90,13 +90,7 @@ def reference_steps(
         for name, d in declared.items()
     }
     optimizer = _optimizer(recipe, declared, master)
-    first = router_biases(run)
-    none = torch.zeros(run.model.experts, dtype=torch.float64)
-    biases = {
-        f"blocks.{i}.router.bias": first.get(i, none).clone()
-        for i in range(run.model.layers)
-        if run.model.routes(i)
-    }
+    biases = _first_biases(run)
     done: list[ReferenceStep] = []
     products = Emulation(precision.recipe, run.layout.mb)
     factor = _LossScale(precision.compute == torch.float16)
@@ -125,6 +119,14 @@ def reference_steps(
         weights = {name: w.detach().clone() for name, w in master.items()} | biases
         done.append(ReferenceStep(loss.item(), norm.item(), grads, weights, model.scores))
     return done
+
+
+def _first_biases(run: Run) -> dict[str, Tensor]:
+    """What evens out the load of experts, by name: zero, or what the run's folder has."""
+    first, shape = router_biases(run), run.model
+    none = torch.zeros(shape.experts, dtype=torch.float64)
+    layers = filter(shape.routes, range(shape.layers))
+    return {f"blocks.{i}.router.bias": first.get(i, none).clone() for i in layers}
 
 
 def _routes(decisions: Decisions | None, step: int) -> dict[str, Tensor]:

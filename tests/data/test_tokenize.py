@@ -96,8 +96,8 @@ def test_every_kind_of_records_gives_the_ids_of_the_library(tmp_path, tokenizer,
     path = write_records(tmp_path, kind)
     index = tokenize(wanted(path, tmp_path / "out", tokenizer=str(tokenizer)), 1)
     assert ids_in(tmp_path / "out") == plain(tokenizer, TEXTS)
-    assert (index.documents, index.end, index.dtype) == (3, 0, "uint16")
-    assert index.bytes == sum(len(text.encode()) for text in TEXTS)
+    assert (index.num_documents, index.end, index.dtype) == (3, 0, "uint16")
+    assert index.text_bytes == sum(len(text.encode()) for text in TEXTS)
     ends = document_ends(tmp_path / "out", index)
     assert [ids_in(tmp_path / "out")[end - 1] for end in ends] == [0, 0, 0]
 
@@ -123,7 +123,7 @@ def test_large_files_are_cut_so_that_the_ids_do_not_depend_on_the_parts(tmp_path
         out = tmp_path / str(size)
         index = tokenize(wanted(tmp_path / "long.txt", out), 1)
         found.append(ids_in(out))
-        assert index.documents == 1
+        assert index.num_documents == 1
     assert len(read_index(tmp_path / "4000").shards) > 1
     assert found[0] == found[1] == [*lines.encode(), 0]
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from phalanx.core.errors import RefusedError
 from phalanx.core.model import ModelShape
-from phalanx.trainer.model.family import Family, Rows
+from phalanx.trainer.model.family import Family, RowMap
 from phalanx.trainer.model.interleaved import (
     by_head,
     in_a_row,
@@ -290,8 +290,8 @@ PHI3 = replace(
         "attention.q": lambda shape: in_a_row(shape, "q"),
         "attention.k": lambda shape: in_a_row(shape, "k"),
         "attention.v": lambda shape: in_a_row(shape, "v"),
-        "mlp.gate": lambda shape: Rows(np.arange(shape.ffn), 2 * shape.ffn),
-        "mlp.up": lambda shape: Rows(np.arange(shape.ffn) + shape.ffn, 2 * shape.ffn),
+        "mlp.gate": lambda shape: RowMap(np.arange(shape.ffn), 2 * shape.ffn),
+        "mlp.up": lambda shape: RowMap(np.arange(shape.ffn) + shape.ffn, 2 * shape.ffn),
     },
     reads=lambda said: {"rotary_share": said.get("partial_rotary_factor") or 1.0},
     writes=lambda shape: {"partial_rotary_factor": shape.rotary_share},

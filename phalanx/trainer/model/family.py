@@ -100,7 +100,8 @@ SILENT_KEYS = frozenset(
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
-class Rows(NamedTuple):
+@dataclass(frozen=True)
+class RowMap:
     """Which rows of a tensor of theirs are ours, where parts of several are interleaved.
 
     Attributes:
@@ -129,7 +130,7 @@ class Place(NamedTuple):
     parts: int = 1
     transposed: bool = False
     expert: int | None = None
-    rows: Rows | None = None
+    rows: RowMap | None = None
     shift: float = 0.0
 
     def whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -178,7 +179,7 @@ class Family:
     window: str = ""
     window_switch: str = ""
     full_every: int = 0
-    rows: Mapping[str, Callable[[ModelShape], Rows]] = field(default_factory=dict)
+    rows: Mapping[str, Callable[[ModelShape], RowMap]] = field(default_factory=dict)
     shifted: bool = False
     router_bias: str = ""
     reads: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda said: {}

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.core.model import ModelShape
-from phalanx.trainer.model.family import Rows, yarn_scale
+from phalanx.trainer.model.family import RowMap, yarn_scale
 
 
 def local_theta(said: Mapping[str, Any]) -> float:
@@ -26,7 +26,7 @@ def _turned_last(shape: ModelShape) -> NDArray[np.int64]:
     return np.concatenate([np.arange(turned, d), np.arange(turned)])
 
 
-def in_a_row(shape: ModelShape, name: str) -> Rows:
+def in_a_row(shape: ModelShape, name: str) -> RowMap:
     """Queries, then keys, then values, in one tensor (Phi-3).
 
     Args:
@@ -37,10 +37,10 @@ def in_a_row(shape: ModelShape, name: str) -> Rows:
     which = "qkv".index(name)
     heads = np.arange(counts[which])[:, None] + sum(counts[:which])
     channels = np.arange(d) if name == "v" else _turned_last(shape)
-    return Rows((heads * d + channels).ravel(), d * sum(counts))
+    return RowMap((heads * d + channels).ravel(), d * sum(counts))
 
 
-def by_head(shape: ModelShape, which: int) -> Rows:
+def by_head(shape: ModelShape, which: int) -> RowMap:
     """Query, key and value of one head after the other (GPT-NeoX).
 
     Args:
@@ -49,11 +49,11 @@ def by_head(shape: ModelShape, which: int) -> Rows:
     """
     d, heads = shape.head_dim, np.arange(shape.heads)[:, None]
     channels = np.arange(d) if which == 2 else _turned_last(shape)
-    return Rows(((3 * heads + which) * d + channels).ravel(), 3 * d * shape.heads)
+    return RowMap(((3 * heads + which) * d + channels).ravel(), 3 * d * shape.heads)
 
 
-def latent_rows(shape: ModelShape, name: str) -> Rows:
-    """Rows of latent attention: DeepSeek turns neighbours (2i, 2i + 1), and we (i, i + d/2).
+def latent_rows(shape: ModelShape, name: str) -> RowMap:
+    """RowMap of latent attention: DeepSeek turns neighbours (2i, 2i + 1), and we (i, i + d/2).
 
     Args:
         shape: of the model.
@@ -65,16 +65,16 @@ def latent_rows(shape: ModelShape, name: str) -> Rows:
     match name:
         case "q":
             channels = np.concatenate([np.arange(nope), nope + pairs])
-            return Rows((heads * (nope + rope) + channels).ravel(), shape.heads * (nope + rope))
+            return RowMap((heads * (nope + rope) + channels).ravel(), shape.heads * (nope + rope))
         case "kv_down":
-            return Rows(np.arange(rank), rank + rope)
+            return RowMap(np.arange(rank), rank + rope)
         case "k_rope":
-            return Rows(rank + pairs, rank + rope)
+            return RowMap(rank + pairs, rank + rope)
         case "k_up":
             channels = np.arange(nope)
         case _:
             channels = nope + np.arange(value)
-    return Rows((heads * (nope + value) + channels).ravel(), shape.heads * (nope + value))
+    return RowMap((heads * (nope + value) + channels).ravel(), shape.heads * (nope + value))
 
 
 def latent_scale(said: Mapping[str, Any]) -> dict[str, Any]:
