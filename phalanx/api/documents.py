@@ -125,7 +125,7 @@ _TEXTS: Mapping[str, str] = {
     "data tokenize": " ".join(
         [
             "schema format tokens num_documents text_bytes learned hash dtype vocab end tokenizer",
-            "fingerprint masked source",
+            "fingerprint prompts_masked source",
             _under("shards[]", "name tokens num_documents text_bytes learned largest hash"),
         ]
     ),

@@ -99,7 +99,7 @@ def show_corpus(
         num_documents=index.num_documents if index else None,
         separator=corpus.separator,
         bytes_per_token=corpus.bytes_per_token if known else None,
-        learned=index.learned if index and index.masked else None,
+        learned=index.learned if index and index.prompts_masked else None,
         vocab=index.vocab if index else None,
         tokenizer=index.tokenizer if index else "",
         hash=index.hash if index else corpus.fingerprint,

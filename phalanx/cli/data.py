@@ -89,11 +89,11 @@ def _tokenize(args: Namespace) -> int:
     if args.json:
         print(json.dumps(index.to_dict()))
         return 0
+    each = index.text_bytes / max(index.tokens, 1)
     print(
-        f"{args.out}: {index.tokens:,} tokens ({index.dtype}) in {index.num_documents:,} documents, "
-        f"{index.text_bytes / max(index.tokens, 1):.2f} bytes per token, {len(index.shards)} shards\n"
+        f"{args.out}: {index.tokens:,} tokens ({index.dtype}) in {index.num_documents:,} "
+        f"documents, {each:.2f} bytes per token, {len(index.shards)} shards\n"
         f"train on it: phalanx train --data {args.out}"
-        + ("" if index.tokenizer == "bytes" else f" --set model.vocab={index.vocab}")
     )
     return 0
 

@@ -326,7 +326,9 @@ _CORPORA = (
     Quantity("num_documents", "documents", "how many; null where only reading all would say"),
     Quantity("text_bytes", "bytes", "of the text that tokens were made from, as UTF-8"),
     Quantity("learned", "tokens", "that are to be learned; null where all are"),
-    Quantity("masked", "true or false", "some tokens are read and not learned, such as prompts"),
+    Quantity(
+        "prompts_masked", "true or false", "some tokens are read and not learned, such as prompts"
+    ),
     Quantity("hash", "hex digits", "that differ for other tokens"),
     Quantity("fingerprint", "hex digits", "that differ for another tokenizer"),
     Quantity("vocab", "ids", "of the tokenizer"),

@@ -153,10 +153,8 @@ def _stretches(file: Path) -> Iterator[tuple[FilePart, int]]:
         yield FilePart(file, 0, size), size
     else:
         for start in range(0, size, PART_BYTES):
-            yield (
-                FilePart(file, start, min(start + PART_BYTES, size)),
-                min(PART_BYTES, size - start),
-            )
+            stop = min(start + PART_BYTES, size)
+            yield FilePart(file, start, stop), stop - start
 
 
 def documents(part: tuple[FilePart, ...], column: str) -> Iterator[Document]:

@@ -64,7 +64,7 @@ class TokenIndex:
         end: the id that ends each document; -1 where none does.
         tokenizer: its kind.
         fingerprint: of the tokenizer.
-        masked: some tokens are read and not learned, such as prompts.
+        prompts_masked: some tokens are read and not learned, such as prompts.
         source: what was tokenized.
         shards: in order.
     """
@@ -74,7 +74,7 @@ class TokenIndex:
     end: int
     tokenizer: str
     fingerprint: str
-    masked: bool
+    prompts_masked: bool
     source: str
     shards: tuple[TokenShard, ...]
 
@@ -183,7 +183,7 @@ def map_shards(folder: Path, index: TokenIndex) -> MappedShards:
             )
         files.append(MappedFile.of(path))
     learn = None
-    if index.masked:
+    if index.prompts_masked:
         learn = TokenRow(tuple(_map(folder / f"{s.name}.learn", "uint8") for s in index.shards))
     ids = tuple(_map(file.path, index.dtype) for file in files)
     return MappedShards(TokenRow(ids, np.dtype(index.dtype)), learn, tuple(files))

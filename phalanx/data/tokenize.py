@@ -407,7 +407,7 @@ def _finish(wanted: Wanted, tokenizer: Tokenizer, shards: list[TokenShard]) -> T
         end=-1 if tokenizer.end is None else tokenizer.end,
         tokenizer=tokenizer.kind,
         fingerprint=tokenizer.fingerprint,
-        masked=any((wanted.out / f"{shard.name}.learn").exists() for shard in kept),
+        prompts_masked=any((wanted.out / f"{shard.name}.learn").exists() for shard in kept),
         source=str(wanted.source.absolute()),
         shards=kept,
     )
