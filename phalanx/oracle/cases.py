@@ -84,15 +84,21 @@ FEATURES: Mapping[str, Tables] = {
 }
 ROUTED = ("experts", "deepseek")
 
-DRAWN = tuple(FEATURES)  # what a sample draws from
-# Of these at most one is drawn: the last would undo the others.
-EXCLUSIVE = (
-    ("mha", "mqa"),
-    ("latent", "direct-query", "gemma", "sinks", "olmo", "neox", "gpt"),
-    ("yarn", "llama3-rope", "dynamic-rope", "linear-rope"),
-    ROUTED,
-    ("max-norm", "no-clip"),
+# What other families do differently: they undo each other, so they are met in cases of their own.
+VARIANTS = ("gemma", "sinks", "olmo", "neox", "llama3-rope", "yarn", "dynamic-rope", "linear-rope")
+VARIANT_CASES = (
+    "dp=1 pp=2 tp=2 zero=1 | gemma | uneven |",
+    "dp=1 pp=1 tp=2 cp=2 zero=2 context=ulysses recompute=full | sinks mha documents | uneven |",
+    "dp=2 pp=2 tp=1 zero=3 recompute=selective | olmo | holes |",
+    "dp=1 pp=1 tp=2 cp=2 zero=1 recompute=norms | neox documents | uneven |",
+    "dp=1 pp=2 tp=1 cp=2 zero=1 context=gather | gemma documents yarn | uneven |",
+    "dp=1 pp=1 tp=2 zero=2 | llama3-rope | uneven |",
+    "dp=1 pp=1 tp=1 cp=2 zero=1 | dynamic-rope tied | uneven |",
+    "dp=2 pp=1 tp=1 zero=3 | linear-rope latent | uneven |",
 )
+DRAWN = tuple(name for name in FEATURES if name not in VARIANTS)  # what a sample draws from
+# Of these at most one is drawn: the last would undo the others.
+EXCLUSIVE = (("mha", "mqa"), ("latent", "direct-query"), ROUTED, ("max-norm", "no-clip"))
 
 
 @dataclass(frozen=True)
@@ -186,7 +192,8 @@ _DRAWN_INSTEAD = 12  # cases, where not all of the covering set fit
 @cache
 def _covering_set() -> tuple[CaseSpec, ...]:
     text = (files("phalanx.oracle") / "covering_set.txt").read_text(encoding="utf-8")
-    return tuple(read_case(line) for line in text.splitlines() if not line.startswith("#"))
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    return tuple(map(read_case, (*lines, *VARIANT_CASES)))
 
 
 def covering_set(max_ranks: int = 8) -> list[CaseSpec]:
