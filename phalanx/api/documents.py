@@ -130,6 +130,19 @@ _TEXTS: Mapping[str, str] = {
     "schedule": (
         "schema name p m v rows makespan bubble_over_ideal idle_fraction peak_in_flight checked"
     ),
+    "data tokenize": " ".join(
+        [
+            "schema format tokens num_documents text_bytes learned hash dtype vocab end tokenizer",
+            "fingerprint prompts_masked source",
+            _under("shards[]", "name tokens num_documents text_bytes learned largest hash"),
+        ]
+    ),
+    "data show": (
+        "schema path name token_dtype tokens num_documents separator bytes_per_token learned vocab "
+        "tokenizer hash first_ids first_text damaged"
+    ),
+    "generate": " ".join(["schema", _under("texts[]", "prompt text ids ended")]),
+    "eval": ("schema model corpus nats tokens bytes_per_token perplexity bits_per_byte"),
     "verify": " ".join(
         [
             "schema passed seed",

@@ -335,4 +335,32 @@ _TEXTS = (
         "value, text, unit, formula, substituted, source, verdict and reason of each number",
     ),
 )
-QUANTITIES = (*_SECONDS, *_SHARES, *_BYTES, *_RATES, *_COUNTS, *_TRAINING, *_TEXTS)
+_CORPORA = (
+    Quantity("format", "name", "of a folder of token shards"),
+    Quantity("num_documents", "documents", "how many; null where only reading all would say"),
+    Quantity("text_bytes", "bytes", "of the text that tokens were made from, as UTF-8"),
+    Quantity("learned", "tokens", "that are to be learned; null where all are"),
+    Quantity(
+        "prompts_masked", "true or false", "some tokens are read and not learned, such as prompts"
+    ),
+    Quantity("hash", "hex digits", "that differ for other tokens"),
+    Quantity("fingerprint", "hex digits", "that differ for another tokenizer"),
+    Quantity("vocab", "ids", "of the tokenizer"),
+    Quantity("end", "id", "of the token that ends a document; -1 where none does"),
+    Quantity("separator", "id", "of the token that ends a document; null where nobody said"),
+    Quantity("largest", "id", "the largest"),
+    Quantity("tokenizer", "name", "tokenizers, tiktoken, sentencepiece or bytes"),
+    Quantity("token_dtype", "name", "of an id"),
+    Quantity("shards", "list", "files of ids, in order"),
+    Quantity("first_ids", "ids", "of the corpus"),
+    Quantity("first_text", "text", "the same as text; null without a tokenizer"),
+    Quantity("damaged", "names", "shards that are not what the index says; null if not looked at"),
+    Quantity("texts", "list", "what a model wrote"),
+    Quantity("prompt", "text", "that a model continued"),
+    Quantity("ids", "ids", "of the tokens that it added"),
+    Quantity("ended", "true or false", "by the token that ends a text, not by its length"),
+    Quantity("nats", "nats per token", "the mean loss"),
+    Quantity("perplexity", "tokens", "exp of the nats per token"),
+    Quantity("bits_per_byte", "bits per byte", "the loss, whatever the tokenizer"),
+)
+QUANTITIES = (*(*_SECONDS, *_SHARES, *_BYTES, *_RATES, *_COUNTS, *_TRAINING, *_CORPORA, *_TEXTS),)

@@ -230,8 +230,9 @@ class Data:
     """Where the tokens come from.
 
     Attributes:
-        path: a text file, a folder of text files, or a token file (.npy, .bin, .ds); empty means
-            the sources of the installed Python standard library.
+        path: a text file, a folder of text files, a token file (.npy, .bin, .ds), or a folder
+            that `phalanx data tokenize` wrote; empty means the sources of the installed Python
+            standard library.
         token_dtype: of a .bin file: uint8, uint16, uint32, int32 or int64. `auto` takes what its
             header or the index beside it says (llm.c, Megatron-LM, datatrove); a file of bare ids
             says nothing, and must be told.

@@ -47,6 +47,10 @@ ASKED = {  # command lines whose documents have between them every field
     ],
     "published": [("published", str(PUBLISHED))],
     "schedule": [("schedule", "interleaved", "-p", "2", "-m", "4")],
+    "data tokenize": [
+        ("data", "tokenize", str(ROOT / "README.md"), "-o", str(Path(SAVED) / "tokens"), "--quiet")
+    ],
+    "data show": [("data", "show", str(ROOT / "LICENSE"))],
     "verify": [("verify", "--layout", "tp=2", "--steps", "1")],
     "report": [("report", RECORDED)],
     "report RUN RUN2": [("report", RECORDED, str(Path(SAVED) / "other"))],

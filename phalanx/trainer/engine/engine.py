@@ -15,7 +15,7 @@ from phalanx.trainer.engine.unit import Source
 from phalanx.trainer.engine.update import AfterTheNorm, Optimistic, Updated, UpdateRule
 from phalanx.trainer.engine.wire import Form, Wire
 from phalanx.trainer.guard.spikes import SpikeDetector
-from phalanx.trainer.model.init import init_source
+from phalanx.trainer.model.init import init_source, router_biases
 from phalanx.trainer.model.stage import Stage, build_stages
 from phalanx.trainer.parallel.context import ContextParallel
 from phalanx.trainer.parallel.data import ShardedUnit
@@ -106,6 +106,10 @@ def build_engine(run: Run, mesh: Mesh, source: Source | None = None) -> Engine:
     stages = build_stages(run, mesh, precision, arithmetic.products, source)
     units = list(dict.fromkeys(unit for stage in stages.values() for unit in stage.all_units))
     routers = [router for stage in stages.values() for router in stage.routers]
+    biases = router_biases(run)
+    for router in routers:
+        if (bias := biases.get(int(router.prefix.split(".")[1]))) is not None:
+            router.bias.copy_(bias)
     seq = layout.padded_seq(run.recipe.seq) // layout.sequence_parts
     shape = (seq, layout.mb, run.model.hidden)
     wire = Wire(mesh.pipeline, schedule, Form(shape, precision.compute, mesh.device))
