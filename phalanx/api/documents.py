@@ -35,12 +35,29 @@ _REPORT = (
     "ranks[].waiting_seconds ranks[].over_peers wall_seconds stopped_seconds wall_terms[].name "
     "wall_terms[].measured_seconds wall_terms[].share wall_terms[].why restarts skipped goodput "
     "losses validations[].step validations[].loss validations[].seconds events[].time "
-    "events[].kind events[].step events[].rank events[].text notes"
+    "events[].kind events[].step events[].rank events[].text kernels[].name kernels[].kind "
+    "kernels[].times kernels[].seconds kernels[].share kernel_seconds{} notes"
 )
 
 
 def _under(prefix: str, names: str) -> str:
     return " ".join(f"{prefix}.{name}" for name in names.split())
+
+
+_TRAINING = " ".join(
+    [
+        _under(
+            "training",
+            "tokens steps training_seconds goodput checkpoint_interval_seconds "
+            "checkpoint_write_seconds failure_interval_seconds seconds device_hours cost",
+        ),
+        _under(
+            "training.assumptions",
+            "device_hours_per_failure restart_seconds storage_bytes_per_second "
+            "price_per_device_hour",
+        ),
+    ]
+)
 
 
 def _links(prefix: str) -> str:
@@ -57,16 +74,7 @@ _TEXTS: Mapping[str, str] = {
             _under("heuristic", f"rank refused {_PRICE} difference_seconds{{}}"),
             _under("why", f"request rank refused {_PRICE} difference_seconds{{}}"),
             _under("why.suggested", f"changes {_PRICE}"),
-            _under(
-                "training",
-                "tokens steps training_seconds goodput checkpoint_interval_seconds "
-                "checkpoint_write_seconds failure_interval_seconds seconds device_hours cost",
-            ),
-            _under(
-                "training.assumptions",
-                "device_hours_per_failure restart_seconds storage_bytes_per_second "
-                "price_per_device_hour",
-            ),
+            _TRAINING,
             "notes",
         ]
     ),
@@ -81,6 +89,7 @@ _TEXTS: Mapping[str, str] = {
                 "traffic[]",
                 "axis collective purpose bytes bytes_per_rank times ranks seconds exposed_seconds",
             ),
+            _TRAINING,
             "notes",
         ]
     ),
@@ -93,6 +102,13 @@ _TEXTS: Mapping[str, str] = {
                 "differences",
             ),
             _under("cases[].messages[]", "axis collective purpose bytes times"),
+        ]
+    ),
+    "calibrate": " ".join(
+        [
+            "schema name count vendor memory_gb hbm_gb_per_s per_host precision peak_tflops{}",
+            "domain{} network{} host{} sustained{} measured{}",
+            _under("collectives[]", "name ranks latency_us latency_us_80 gb_per_s gb_per_s_80"),
         ]
     ),
     "published": " ".join(
@@ -115,6 +131,19 @@ _TEXTS: Mapping[str, str] = {
     "schedule": (
         "schema name p m v rows makespan bubble_over_ideal idle_fraction peak_in_flight checked"
     ),
+    "data tokenize": " ".join(
+        [
+            "schema format tokens num_documents text_bytes learned hash dtype vocab end tokenizer",
+            "fingerprint prompts_masked source",
+            _under("shards[]", "name tokens num_documents text_bytes learned largest hash"),
+        ]
+    ),
+    "data show": (
+        "schema path name token_dtype tokens num_documents separator bytes_per_token learned vocab "
+        "tokenizer hash first_ids first_text damaged"
+    ),
+    "generate": " ".join(["schema", _under("texts[]", "prompt text ids ended")]),
+    "eval": ("schema model corpus nats tokens bytes_per_token perplexity bits_per_byte"),
     "verify": " ".join(
         [
             "schema passed seed",

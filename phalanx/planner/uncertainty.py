@@ -44,6 +44,8 @@ def uncertainty(workload: Workload, layout: Layout) -> Uncertainty:
     found, rates = evidence(), workload.rates
     family = found.of_family(rates.name)
     device = workload.cluster.accelerator.name
+    if workload.cluster.accelerator.sustained:
+        return Uncertainty(rates.spread, f"rates that were measured on these devices: {rates.name}")
     if not family:
         reason = f"no published run on {device}, whose rates are {rates.name}"
         return Uncertainty(max(rates.spread, found.unseen), reason)
