@@ -35,7 +35,8 @@ _REPORT = (
     "ranks[].waiting_seconds ranks[].over_peers wall_seconds stopped_seconds wall_terms[].name "
     "wall_terms[].measured_seconds wall_terms[].share wall_terms[].why restarts skipped goodput "
     "losses validations[].step validations[].loss validations[].seconds events[].time "
-    "events[].kind events[].step events[].rank events[].text notes"
+    "events[].kind events[].step events[].rank events[].text kernels[].name kernels[].kind "
+    "kernels[].times kernels[].seconds kernels[].share kernel_seconds{} notes"
 )
 
 
@@ -101,6 +102,13 @@ _TEXTS: Mapping[str, str] = {
                 "differences",
             ),
             _under("cases[].messages[]", "axis collective purpose bytes times"),
+        ]
+    ),
+    "calibrate": " ".join(
+        [
+            "schema name count vendor memory_gb hbm_gb_per_s per_host precision peak_tflops{}",
+            "domain{} network{} host{} sustained{} measured{}",
+            _under("collectives[]", "name ranks latency_us latency_us_80 gb_per_s gb_per_s_80"),
         ]
     ),
     "published": " ".join(

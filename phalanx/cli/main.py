@@ -32,6 +32,7 @@ COMMANDS = {
     "plan": "find the fastest layout for a model on a cluster, and say why",
     "estimate": "price one layout: its seconds, its bytes, its messages",
     "dryrun": "take a step as any rank of a job of any size, and compare with the plan",
+    "calibrate": "measure this machine: a cluster for every planning command",
     "schedule": "draw and check a pipeline schedule",
     "explore": "open the page on which every number can be dragged",
     "published": "predict a table of published runs, and compare",

@@ -6,6 +6,7 @@ from phalanx.core.run import Run
 from phalanx.schedules.build import lowered, lowered_forward_only
 from phalanx.schedules.layouts import is_asynchronous, placement, reduces_every
 from phalanx.trainer.engine.balance import Balancer
+from phalanx.trainer.engine.device_recorder import CudaClock, DeviceRecorder
 from phalanx.trainer.engine.executor import Executor
 from phalanx.trainer.engine.optimizer import Optimizer
 from phalanx.trainer.engine.pipedream import WeightStashing
@@ -112,7 +113,9 @@ def build_engine(run: Run, mesh: Mesh, source: Source | None = None) -> Engine:
     seq = layout.padded_seq(run.recipe.seq) // layout.sequence_parts
     shape = (seq, layout.mb, run.model.hidden)
     wire = Wire(mesh.pipeline, schedule, Form(shape, precision.compute, mesh.device))
-    recorder = Recorder(layout.rank_at(mesh.at))
+    rank = layout.rank_at(mesh.at)
+    on_device = mesh.device.type == "cuda"
+    recorder = DeviceRecorder(rank, mesh.ledger, CudaClock()) if on_device else Recorder(rank)
     mesh.ledger.watch = recorder.message
     optimizer = Optimizer(run.recipe, units, run.micro_batches if is_asynchronous(layout) else 1)
     spikes = SpikeDetector(run.recipe)
