@@ -23,6 +23,8 @@ from phalanx.trainer.precision.arithmetic import Arithmetic, choose
 from phalanx.trainer.precision.dtypes import Dtypes
 from phalanx.trainer.precision.loss_scale import LossScale
 
+PRODUCTS_PER_LOOK = 10  # looked at between two looks for silent corruption
+
 
 @dataclass(frozen=True)
 class Engine:
@@ -100,7 +102,7 @@ def build_engine(run: Run, mesh: Mesh, source: Source | None = None) -> Engine:
     layout = run.layout
     precision = Dtypes.of(run, mesh.device)
     schedule = lowered(layout, run.micro_batches, reduces_every(layout))
-    arithmetic = choose(precision, mesh)
+    arithmetic = choose(precision, mesh, _sampled_every(run))
     source = source or init_source(run)
     stages = build_stages(run, mesh, precision, arithmetic.products, source)
     units = list(dict.fromkeys(unit for stage in stages.values() for unit in stage.all_units))
@@ -127,6 +129,12 @@ def build_engine(run: Run, mesh: Mesh, source: Source | None = None) -> Engine:
         arithmetic=arithmetic,
         spikes=spikes,
     )
+
+
+def _sampled_every(run: Run) -> int:
+    """Steps between two looks at a product; 0 where products are compiled into larger kernels."""
+    every = run.recipe.check_every
+    return 0 if run.layout.compile or not every else max(every // PRODUCTS_PER_LOOK, 1)
 
 
 def _rule(run: Run, updated: Updated, stages: dict[int, Stage]) -> UpdateRule:

@@ -151,6 +151,7 @@ def _take_steps(session: Session, first: int, last: int) -> StepsTaken:
             back = look(session, step) if session.watch.is_due(step) else None
             if back is not None:
                 return StepsTaken(step, back=back)
+            session.watch.begin_step(step)
             twice = session.repeat.is_due(step)
             result = session.repeat.step(step, batch) if twice else train_step(engine, step, batch)
             if isinstance(result, Suspicion):
