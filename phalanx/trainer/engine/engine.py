@@ -56,10 +56,15 @@ class Engine:
     arithmetic: Arithmetic
     spikes: SpikeDetector
 
-    def positions(self) -> range:
-        """Which sequences of the global batch this rank works on."""
-        share = self.run.recipe.batch // self.run.layout.dp
-        return range(self.mesh.at.dp * share, (self.mesh.at.dp + 1) * share)
+    def positions(self, ahead: int = 0) -> range:
+        """Which sequences of the global batch this rank works on.
+
+        Args:
+            ahead: so many places further along dp, around: those of another rank.
+        """
+        dp = self.run.layout.dp
+        share, at = self.run.recipe.batch // dp, (self.mesh.at.dp + ahead) % dp
+        return range(at * share, (at + 1) * share)
 
     @property
     def context(self) -> ContextParallel:
@@ -131,10 +136,12 @@ def build_engine(run: Run, mesh: Mesh, source: Source | None = None) -> Engine:
     )
 
 
-def _sampled_every(run: Run) -> int:
-    """Steps between two looks at a product; 0 where products are compiled into larger kernels."""
+def _sampled_every(run: Run) -> int | None:
+    """Steps between two looks at a product; None where products are parts of larger kernels."""
     every = run.recipe.check_every
-    return 0 if run.layout.compile or not every else max(every // PRODUCTS_PER_LOOK, 1)
+    if run.layout.compile:
+        return None
+    return max(every // PRODUCTS_PER_LOOK, 1) if every else 0
 
 
 def _rule(run: Run, updated: Updated, stages: dict[int, Stage]) -> UpdateRule:

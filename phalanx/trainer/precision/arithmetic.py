@@ -49,18 +49,19 @@ class Arithmetic:
     sampler: ProductSampler = field(default_factory=ProductSampler)
 
 
-def choose(precision: Dtypes, mesh: Mesh, sampled_every: int = 0) -> Arithmetic:
+def choose(precision: Dtypes, mesh: Mesh, sampled_every: int | None = None) -> Arithmetic:
     """What the run's precision asks for, by the kernels that this device has.
 
     Args:
         precision: says the recipe, and the dtype of results.
         mesh: the groups over which operands are cut and batches are spread, and the device.
-        sampled_every: steps between two of which a product is held against its checksum; 0 never.
+        sampled_every: steps between two of which a product is held against its checksum; 0 for
+            none unless it is asked for, None where it cannot be.
     """
     history = AmaxHistory([mesh.tensor, mesh.data, mesh.pipeline_replicas], mesh.device)
-    if not precision.recipe and not sampled_every:
-        return Arithmetic(plain, history, "")
     if not precision.recipe:
+        if sampled_every is None:
+            return Arithmetic(plain, history, "")
         sampler = ProductSampler(sampled_every, seed=mesh.layout.rank_at(mesh.at))
         return Arithmetic(lambda name, _: Sampled(name, sampler), history, "", sampler)
     per_tensor = precision.recipe in ("fp8", "fp8-current")

@@ -11,6 +11,8 @@ Source: Huang and Abraham 1984, "Algorithm-based fault tolerance for matrix oper
 """
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -40,6 +42,7 @@ class ProductSampler:
         self.every = every
         self._at = -1
         self._seen = 0
+        self._all = False
         self._dice = random.Random(seed)
         self._signs = torch.Generator().manual_seed(seed)
         self._looks: list[tuple[str, Tensor]] = []
@@ -54,10 +57,19 @@ class ProductSampler:
         due = self.every > 0 and step % self.every == 0 and count > 0
         self._at = self._dice.randrange(count) if due else -1
 
+    @contextmanager
+    def looking_at_all(self) -> Iterator[None]:
+        """Inside, every product is looked at."""
+        self._all = True
+        try:
+            yield
+        finally:
+            self._all = False
+
     def takes(self) -> bool:
-        """Whether the product that has just been computed is the chosen one."""
+        """Whether the product that has just been computed is one that is looked at."""
         self._seen += 1
-        return self._seen - 1 == self._at
+        return self._all or self._seen - 1 == self._at
 
     def look(self, name: str, y: Tensor, a: Tensor, b: Tensor) -> None:
         """Note how far y is from a b^T, as a share of what rounding may explain.
