@@ -88,9 +88,11 @@ class Recipe:
             not look (off).
         spike_window: batches up to a spike that a rollback skips.
         check_every: steps between two looks for silent corruption, by checksums of what several
-            ranks hold alike and of what lies at rest; 0 never looks. Each save is preceded by one.
-        repeat_every: steps between two whose forward and backward passes are done twice and
-            compared bit for bit, which finds wrong arithmetic; 0 never does.
+            ranks hold alike, of what lies at rest and of sampled products; 0 never looks. Each save
+            is preceded by one.
+        repeat_every: steps between two whose forward and backward passes are done twice, in turn
+            on the same rank and on the next along dp, and compared bit for bit, which finds wrong
+            arithmetic; 0 never does.
         straggler: what to do about a rank whose own work takes longer than that of its peers:
             tell; save and stop, so that the run can go on without its machine; or not look (off).
         profile: steps whose kernels are timed by torch's profiler, after those that warm up; they
