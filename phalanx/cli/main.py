@@ -20,6 +20,7 @@ from phalanx.core.errors import PhalanxError, UsageError, unknown
 
 COMMANDS = {
     "train": "train a model, cut any way over data, tensor and pipeline",
+    "launch": "write the script that starts a run on Slurm or Kubernetes",
     "verify": "prove that a layout takes the same steps as one device",
     "report": "explain a run: where its time went, beside what was planned",
     "doctor": "say what to change, on this machine or in a run that was done",
