@@ -22,6 +22,7 @@ from rich.text import Text
 
 from phalanx.api.runfile import load_run
 from phalanx.cli.console import open_console
+from phalanx.cli.sets import declare_sets
 from phalanx.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,14 +42,7 @@ def arguments(parser: ArgumentParser) -> None:
     add("--steps", type=int, default=12, metavar="N", help="of the run, at most (default 12)")
     add("--seed", type=int, default=0, help="of steps, ranks and instants (default 0)")
     add("--layout", help="how to cut a step, instead of the file's")
-    add(
-        "--set",
-        dest="sets",
-        action="append",
-        default=[],
-        metavar="SECTION.KEY=VALUE",
-        help="any value of a run file, over everything else; may be repeated",
-    )
+    declare_sets(parser)
     add("--json", action="store_true", help="print one JSON document")
 
 

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from phalanx.api.runfile import load_run
 from phalanx.cli.console import Screen, open_console
 from phalanx.cli.origin import Origin, origin_of, require_same_model
+from phalanx.cli.sets import declare_sets
 from phalanx.cli.stream import report_error, restore_terminal, say
 from phalanx.cli.trial import describe_resume, describe_run, refuse_untrainable, show_run
 from phalanx.core.errors import PhalanxError, RefusedError, UsageError, divisors, shorten
@@ -78,14 +79,7 @@ def arguments(parser: ArgumentParser) -> None:
     add("run_file", nargs="?", type=Path, metavar="RUN.toml", help="what to train")
     add("--layout", help="how to cut a step, instead of the file's: 'dp=2 pp=2 tp=2 zero=3'")
     add("--ranks", type=int, help="local ranks, cut for you where no layout is given")
-    add(
-        "--set",
-        dest="sets",
-        action="append",
-        default=[],
-        metavar="SECTION.KEY=VALUE",
-        help="any value of a run file, over everything else; may be repeated",
-    )
+    declare_sets(parser)
     add("--data", metavar="PATH", action=_Once, help=data)
     add("--resume", metavar="auto|PATH", help=resume)
     add("--from", dest="fork", metavar="PATH", help=fork)

@@ -21,6 +21,7 @@ from rich.text import Text
 
 from phalanx.api.runfile import assignment
 from phalanx.cli.console import open_console
+from phalanx.cli.sets import declare_sets
 from phalanx.core.errors import UsageError, unknown
 
 if TYPE_CHECKING:
@@ -48,14 +49,7 @@ def arguments(parser: ArgumentParser) -> None:
     add("--pairs", action="store_true", help="verify every two features that go together")
     add("--max-ranks", type=int, default=8, metavar="R", help="the largest layout (default 8)")
     add("--seed", type=int, help="of the sample; printed where it is not given")
-    add(
-        "--set",
-        dest="sets",
-        action="append",
-        default=[],
-        metavar="SECTION.KEY=VALUE",
-        help="a value of the model, recipe or layout, over everything else; may be repeated",
-    )
+    declare_sets(parser, "a value of the model, recipe or layout")
     add("--steps", type=int, default=3, metavar="N", help="optimizer steps to compare (default 3)")
     add(
         "--masked",

@@ -115,7 +115,6 @@ def measured_limits(
     noise: Sequence[Noise],
     compute: torch.dtype,
     rate: float,
-    flip: float = 0.0,
 ) -> list[StepLimits]:
     """Of any other format.
 
@@ -124,17 +123,13 @@ def measured_limits(
         noise: what rounding explains of each.
         compute: the format of weights and activations.
         rate: how far AdamW moves a weight whose gradient may have either sign; 0 without it.
-        flip: how far a weight moves if one of its moments is rounded to the neighbour, where they
-            are kept in fewer bits: too seldom for a few draws to meet it.
     """
     eps, unsure, found = torch.finfo(compute).eps, Counter[str](), []
-    for number, (step, one) in enumerate(zip(steps, noise, strict=True), 1):
+    for step, one in zip(steps, noise, strict=True):
         for name, grad in step.grads.items():
             unsure[name] += int((grad.abs() < GRADIENT[1] * one.grads[name].element).sum())
         # both ways, each for itself
-        either = {
-            name: 2 * rate * math.sqrt(count) + number * flip for name, count in unsure.items()
-        }
+        either = {name: 2 * rate * math.sqrt(count) for name, count in unsure.items()}
         found.append(_measured(step, one, eps, either))
     return found
 

@@ -7,7 +7,7 @@ own AdamW, one tensor per parameter.
 
 import math
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe, Run
 from phalanx.data.batches import IGNORED, Batch, Stream
+from phalanx.oracle.chance import MovedByChance
 from phalanx.oracle.low_precision import Emulation
 from phalanx.oracle.sixteen_bits import as_kept, narrow
 from phalanx.trainer.model.init import init_source
@@ -66,7 +67,7 @@ def reference_steps(
     stream: Stream,
     steps: int,
     decisions: Decisions | None = None,
-    rounding: AbstractContextManager[object] | None = None,
+    rounding: MovedByChance | None = None,
 ) -> list[ReferenceStep]:
     """Take updates on the whole global batch.
 
@@ -76,7 +77,7 @@ def reference_steps(
         stream: of batches.
         steps: how many updates.
         decisions: to follow, instead of its own.
-        rounding: surrounds forward and backward, and may round otherwise.
+        rounding: surrounds forward and backward, and rounds otherwise.
     """
     precision = Dtypes.named(run.layout.precision, torch.device("cpu"))
     recipe = run.recipe
@@ -113,7 +114,7 @@ def reference_steps(
         finite = bool(torch.isfinite(loss + norm))
         if factor.accepts(finite if decisions is None else not decisions.skipped[step]):
             optimizer.step()
-            narrow(recipe, optimizer, master, factor.updates)
+            narrow(recipe, optimizer, master, factor.updates, rounding)
             for name, load in model.loads.items():
                 away = load.double().mean() - load
                 biases[name] = biases[name] + recipe.balance_speed * away.sign()

@@ -7,64 +7,17 @@ its last place (Monte Carlo arithmetic: Parker 1997, UCLA CSD-970002, section 4)
 gradients and weights then lie apart is what rounding explains; what lies further off is a fault.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from phalanx.oracle.chance import MovedByChance
 from phalanx.oracle.reference import ReferenceStep
 
 DRAWS = 3
-
-# Operations that round; what only moves numbers about, or compares them, does not.
-_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
-_ELEMENTWISE = {
-    *("add", "sub", "rsub", "mul", "div", "_to_copy", "rsqrt", "sqrt", "exp", "log", "pow"),
-    *("reciprocal", "sigmoid", "sigmoid_backward", "silu", "silu_backward", "gelu"),
-    *("gelu_backward", "square", "cos", "sin"),
-}
-_REDUCTIONS = {
-    *("sum", "mean", "logsumexp", "_softmax", "_softmax_backward_data", "_log_softmax"),
-    *("_log_softmax_backward_data", "nll_loss_forward", "nll_loss_backward"),
-    *("embedding_dense_backward", "index_put"),
-}
-_ROUNDS = _PRODUCTS | _ELEMENTWISE | _REDUCTIONS
-
-
-class MovedByChance(TorchDispatchMode):
-    """Moves the result of every operation that rounds by up to a unit in its last place.
-
-    Results in fp64 stay: beside shorter formats they are exact.
-    """
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Iterable[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Compute, and move what was computed."""
-        found = func(*args, **(kwargs or {}))
-        if func.overloadpacket.__name__ in _ROUNDS and all(map(_may_be_rounded, (args[0], found))):
-            return self._moved(found)
-        return found
-
-    def _moved(self, x: Tensor) -> Tensor:
-        eps = torch.finfo(x.dtype).eps
-        factor = torch.rand(x.shape, generator=self._generator).mul_(2 * eps).add_(1 - eps)
-        return factor.mul_(x).to(x.dtype)
-
-
-def _may_be_rounded(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64
 
 
 class Deviation(NamedTuple):

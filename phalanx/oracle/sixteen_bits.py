@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from phalanx.core.run import Recipe
+from phalanx.oracle.chance import MovedByChance
 from phalanx.trainer.model.parameters import Box, uniform_values
 
 
@@ -24,7 +25,11 @@ def as_kept(weights: Tensor, recipe: Recipe) -> Tensor:
 
 
 def narrow(
-    recipe: Recipe, optimizer: torch.optim.Optimizer, weights: Mapping[str, Tensor], update: int
+    recipe: Recipe,
+    optimizer: torch.optim.Optimizer,
+    weights: Mapping[str, Tensor],
+    update: int,
+    rounding: MovedByChance | None = None,
 ) -> None:
     """Round moments and weights to bf16 as the recipe keeps them, in place.
 
@@ -33,12 +38,14 @@ def narrow(
         optimizer: one with both moments of Adam, if they are to be narrow; rounded to nearest.
         weights: whole parameters by global name; rounded to nearest, or by chance.
         update: how many there have been, this one included; the draws depend on it.
+        rounding: rounds some elements of moments otherwise.
     """
     with torch.no_grad():
         if recipe.moments == "bf16":
             for state in optimizer.state.values():
                 for moment in (state["exp_avg"], state["exp_avg_sq"]):
-                    moment.copy_(moment.bfloat16())
+                    wide = rounding.neighbour(moment, torch.bfloat16) if rounding else moment
+                    moment.copy_(wide.bfloat16())
         for name, w in weights.items():
             if recipe.master_weights == "none":
                 w.copy_(w.bfloat16())

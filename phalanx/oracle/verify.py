@@ -18,6 +18,7 @@ from phalanx.core.run import Run
 from phalanx.cost.refusals import refuse
 from phalanx.data.batches import Stream
 from phalanx.data.synthetic import Masked, SyntheticStream
+from phalanx.oracle.chance import MovedByChance
 from phalanx.oracle.compare import (
     Seen,
     judge,
@@ -36,7 +37,7 @@ from phalanx.oracle.decisions import (
 from phalanx.oracle.limits import StepLimits, chaotic, fixed_limits, measured_limits
 from phalanx.oracle.pool import RankPool
 from phalanx.oracle.reference import Decisions, ReferenceStep, reference_steps
-from phalanx.oracle.rounding import MovedByChance, measure
+from phalanx.oracle.rounding import measure
 from phalanx.schedules.layouts import enough_micro_batches, is_asynchronous, num_stages
 from phalanx.trainer.engine.engine import Engine, build_engine
 from phalanx.trainer.engine.step import forward_backward, train_step, update
@@ -256,8 +257,7 @@ def reference_job(case: Case, decisions: Decisions | None = None) -> Reference:
         complaints += implausible_routes(run.model, steps[:end], noise, decisions)
     complaints += chaotic(steps[:end], noise[:end])
     rate = run.recipe.learning_rate if run.recipe.optimizer != "sgd" else 0.0
-    flip = rate * torch.finfo(torch.bfloat16).eps if run.recipe.moments == "bf16" else 0.0
-    limits = measured_limits(steps[:end], noise[:end], compute, rate, flip)
+    limits = measured_limits(steps[:end], noise[:end], compute, rate)
     return Reference(steps[:end], limits, complaints)
 
 

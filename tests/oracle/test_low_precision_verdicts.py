@@ -136,3 +136,18 @@ def test_a_moment_that_rounds_to_its_neighbour_is_no_fault_and_a_late_start_is(
     )
     assert verify(ranks, spec.case()).complaints == []
     assert not verify(ranks, spec.case(steps=2), tamper=mutations.starts_one_step_late).passed
+
+
+def test_what_a_moment_at_its_neighbour_does_to_the_next_gradient_is_no_fault(
+    ranks: RankPool,
+) -> None:
+    spec = CaseSpec(
+        "dp=2 tp=4 schedule=zb-h2 recompute=core+activation logits=1024 precision=fp32 sp=off",
+        ("tied", "odd", "gpt", "qk-norm", "bf16-moments", "no-clip"),
+        masked="uneven",
+        tables={
+            "model": {"layers": 2, "heads": 4, "kv_heads": 1, "hidden": 48},
+            "recipe": {"batch": 2, "seed": 524},
+        },
+    )
+    assert verify(ranks, spec.case()).complaints == []
