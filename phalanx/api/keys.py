@@ -21,6 +21,7 @@ from phalanx.core.precision import Precision
 from phalanx.core.recompute import Recompute
 from phalanx.core.run import Data, Recipe
 from phalanx.core.synonyms import KEYS
+from phalanx.core.track import Track
 from phalanx.schedules.registry import SPECS
 
 SCHEMA = 1
@@ -156,7 +157,7 @@ def _all_topics() -> Iterator[Topic]:
     from phalanx.core.symbols import LEGEND
 
     yield from _layout_keys()
-    tables = {"model": ModelShape, "recipe": Recipe, "data": Data}
+    tables = {"model": ModelShape, "recipe": Recipe, "data": Data, "track": Track}
     for table, cls in tables.items():
         yield from _run_keys(table, cls)
         if table == "model":

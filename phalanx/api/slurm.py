@@ -55,8 +55,8 @@ class SlurmJob:
         for key, value in (("job-name", self.name), *self.options.items()):
             if not re.fullmatch(r"[a-z][a-z-]*", key) or not _VALUE.fullmatch(value):
                 raise UsageError(
-                    f"sbatch cannot read --{key}={value!r} from a script; use letters, digits and "
-                    "any of . _ , : ; = @ % + / - [ ] *"
+                    f"sbatch cannot read {key + '=' + value!r} from a script; use letters, "
+                    "digits and any of . _ , : ; = @ % + / - [ ] *"
                 )
         for line in (self.folder, *self.setup):
             if "\n" in line or "\r" in line:

@@ -225,11 +225,12 @@ def _train_here(args: Namespace, origin: Origin, warm: WarmStart) -> int:
         return count_gpus()
 
     require_files(args.ranks or 1)  # before anything is started that would miss them
-    run, _ = _load_here(args, origin, count_gpus_meanwhile)
-    require_files(run.layout.ranks // args.nodes)
-    warm.begin(PRELOAD)
     if args.nodes > 1:
-        return _train_on_nodes(args, origin, run)
+        warm.begin(PRELOAD)
+        return _train_on_nodes(args, origin)
+    run, _ = _load(args, origin, args.ranks, count_gpus_meanwhile)
+    require_files(run.layout.ranks)
+    warm.begin(PRELOAD)
     with _directory(origin, run) as directory:
         job = Job(run, directory, origin.resume, _screen(args), _proof(args, run))
         events = EventLog(directory.events_file, _silent if args.quiet else _say)
@@ -238,19 +239,13 @@ def _train_here(args: Namespace, origin: Origin, warm: WarmStart) -> int:
     return code
 
 
-def _load_here(
-    args: Namespace, origin: Origin, gpus: Callable[[], int] = count_gpus
-) -> tuple[Run, Room]:
+def _load_here(args: Namespace, origin: Origin) -> tuple[Run, Room]:
     """The run of a launcher, whose machine has its share of the ranks.
 
     Raises:
         RefusedError: they cannot be shared out evenly.
     """
-
-    def all_gpus() -> int:
-        return gpus() * args.nodes
-
-    run, _ = found = _load(args, origin, args.ranks, all_gpus)
+    run, _ = found = _load(args, origin, args.ranks, lambda: count_gpus() * args.nodes)
     if args.nodes == 1:
         return found
     ranks = run.layout.ranks
@@ -262,18 +257,23 @@ def _load_here(
     return run, refuse_untrainable(run, ranks // args.nodes)
 
 
-def _train_on_nodes(args: Namespace, origin: Origin, run: Run) -> int:
-    """Be the launcher of one machine of several; machine 0 opens the folder, and decides."""
+def _train_on_nodes(args: Namespace, origin: Origin) -> int:
+    """Be the launcher of one machine of several; machine 0 opens the folder, and decides.
+
+    They meet before anything else, so that what is wrong on one of them ends all.
+    """
     from phalanx.trainer.run.nodes import Follower, Leader, Team
 
     node = node_of(args.nodes, args.node_rank, args.rendezvous)
+    main = node.number == 0
     with Team.opened(node) as team, ExitStack() as stack:
-        main = node.number == 0
+        run, _ = _load_here(args, origin)
+        require_files(run.layout.ranks // args.nodes)
         opened = stack.enter_context(_directory(origin, run)) if main else None
-        directory = opened or RunDirectory(team.share(None))
-        team.share(directory.path)
-        told = _say if main and not args.quiet else _silent
-        events = EventLog(directory.events_file if main else None, told)
+        directory = RunDirectory(team.share(opened.path if opened else None))
+        events = EventLog(
+            directory.events_file if main else None, _say if main and not args.quiet else _silent
+        )
         restarter = (Leader if main else Follower)(team, directory, run.recipe, events)
         code = _launch(args, Job(run, directory, origin.resume, _screen(args)), restarter)
         if main:

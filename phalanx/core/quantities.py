@@ -310,7 +310,11 @@ _TEXTS = (
     ),
     Quantity("error", "text", "what went wrong, where a command fails"),
     Quantity("topics", "list", "that phalanx help knows"),
-    Quantity("kind", "text", "layout key, run file key, quantity, word or letter; of an event"),
+    Quantity(
+        "kind",
+        "text",
+        "layout key, run file key, quantity, word or letter; of an event; of a cluster",
+    ),
     Quantity("meaning", "text", "in one sentence"),
     Quantity("default", "text", "where nobody gives it"),
     Quantity("values", "text", "what it can be"),

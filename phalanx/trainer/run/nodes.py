@@ -122,7 +122,7 @@ class Team:
             self._ranks = TCPStore(node.address, port, is_master=False, timeout=PATIENCE)
         self._await_all(f"came/{self.start}", f"for start {self.start} of their ranks")
         meeting = RendezvousStoreInfo(node.address, port)
-        return RendezvousInfo(self._ranks, node.number, node.count, meeting)
+        return RendezvousInfo(self._ranks, node.number, node.total, meeting)
 
     def failed_elsewhere(self) -> PhalanxError | None:
         """What another machine says has ended this start; None while nobody says so."""
@@ -172,14 +172,14 @@ class Team:
         """Return once all launchers have come by here."""
         deadline = time.monotonic() + PATIENCE.total_seconds()
         self._store.add(key, 1)
-        while (come := self._store.add(key, 0)) < self.node.count:
+        while (come := self._store.add(key, 0)) < self.node.total:
             ended = self.failed_elsewhere()
             if ended is not None:
                 raise ended
             if time.monotonic() > deadline:
                 minutes = f"{PATIENCE.total_seconds() / 60:.0f} minutes"
                 raise StartError(
-                    f"{come} of {self.node.count} machines have come within {minutes} {what}"
+                    f"{come} of {self.node.total} machines have come within {minutes} {what}"
                 )
             time.sleep(POLL)
 
@@ -201,7 +201,7 @@ class Team:
     def _first_failure(self) -> PhalanxError | None:
         deadline = time.monotonic() + ECHO_SECONDS
         while time.monotonic() < deadline:
-            for number in range(1, self.node.count):
+            for number in range(1, self.node.total):
                 key = f"failed/{self.start}/{number}"
                 found = _error(self._store.get(key), number) if self._store.check([key]) else None
                 if found is not None and not isinstance(found, ECHOES):
@@ -220,7 +220,7 @@ class Team:
             self._store.add("left", 1)
             deadline = time.monotonic() + LINGER
             while self.node.number == 0 and time.monotonic() < deadline:
-                if self._store.add("left", 0) >= self.node.count:
+                if self._store.add("left", 0) >= self.node.total:
                     break
                 time.sleep(POLL)
 
@@ -236,13 +236,13 @@ class Leader(Restarter):
             args: of `Restarter`.
         """
         super().__init__(*args)
-        self.team = team
+        self.team = self._team = team
 
     def again(self, error: PhalanxError) -> bool:
         """Whether to start all ranks again; see `Restarter`."""
         again = super().again(error)
         if again:
-            self.team.again()
+            self._team.again()
         return again
 
 
@@ -257,7 +257,7 @@ class Follower(Restarter):
             args: of `Restarter`.
         """
         super().__init__(*args)
-        self.team = team
+        self.team = self._team = team
 
     def again(self, error: PhalanxError) -> bool:
         """Whether to start the ranks of this machine again.
@@ -268,7 +268,7 @@ class Follower(Restarter):
         Raises:
             PhalanxError: machine 0 does not; with its exit code.
         """
-        self.team.await_again()
+        self._team.await_again()
         self.count += 1
         return True
 

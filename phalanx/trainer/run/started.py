@@ -57,13 +57,13 @@ class Node(NamedTuple):
 
     Attributes:
         number: of this machine, from 0.
-        count: how many there are.
+        total: how many there are.
         address: of machine 0.
         port: where launchers meet there.
     """
 
     number: int
-    count: int
+    total: int
     address: str
     port: int
 
@@ -84,7 +84,7 @@ def node_of(
 
     Example:
         >>> node_of(2, 1, "node01:29400")
-        Node(number=1, count=2, address='node01', port=29400)
+        Node(number=1, total=2, address='node01', port=29400)
     """
     if number is None:
         number = _number(environ, "SLURM_NODEID")
