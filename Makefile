@@ -23,10 +23,12 @@ sweep: $(VENV)/.dev
 	$(BIN)/phalanx verify --sample $(SAMPLE)
 
 # Every fault, and 300 kills at random instants, against the run that was left alone: an hour or so.
+# Kept in drill-*-SEED.jsonl: a drill that was ended goes on where it was.
 KILLS ?= 300
 SEED ?= 0
 drill: $(VENV)/.train
-	$(BIN)/phalanx drill examples/drill.toml --kills $(KILLS) --seed $(SEED)
+	$(BIN)/phalanx drill examples/drill.toml --faults kill,crash,hang,preempt,corrupt --seed $(SEED) --log drill-faults-$(SEED).jsonl
+	$(BIN)/phalanx drill examples/drill.toml --faults random --kills $(KILLS) --steps 100 --seed $(SEED) --log drill-kills-$(SEED).jsonl
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -43,6 +43,22 @@ def _under(prefix: str, names: str) -> str:
     return " ".join(f"{prefix}.{name}" for name in names.split())
 
 
+_TRAINING = " ".join(
+    [
+        _under(
+            "training",
+            "tokens steps training_seconds goodput checkpoint_interval_seconds "
+            "checkpoint_write_seconds failure_interval_seconds seconds device_hours cost",
+        ),
+        _under(
+            "training.assumptions",
+            "device_hours_per_failure restart_seconds storage_bytes_per_second "
+            "price_per_device_hour",
+        ),
+    ]
+)
+
+
 def _links(prefix: str) -> str:
     return " ".join(_under(f"{prefix}.{link}", _LINK) for link in ("domain", "network", "host"))
 
@@ -57,16 +73,7 @@ _TEXTS: Mapping[str, str] = {
             _under("heuristic", f"rank refused {_PRICE} difference_seconds{{}}"),
             _under("why", f"request rank refused {_PRICE} difference_seconds{{}}"),
             _under("why.suggested", f"changes {_PRICE}"),
-            _under(
-                "training",
-                "tokens steps training_seconds goodput checkpoint_interval_seconds "
-                "checkpoint_write_seconds failure_interval_seconds seconds device_hours cost",
-            ),
-            _under(
-                "training.assumptions",
-                "device_hours_per_failure restart_seconds storage_bytes_per_second "
-                "price_per_device_hour",
-            ),
+            _TRAINING,
             "notes",
         ]
     ),
@@ -81,6 +88,7 @@ _TEXTS: Mapping[str, str] = {
                 "traffic[]",
                 "axis collective purpose bytes bytes_per_rank times ranks seconds exposed_seconds",
             ),
+            _TRAINING,
             "notes",
         ]
     ),

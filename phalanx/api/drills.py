@@ -1,21 +1,22 @@
 """Drills from Python: `phalanx.drill` injures a run on this machine and compares the results."""
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from phalanx.api.names import RunLike, run_of
 from phalanx.core.errors import UsageError
 from phalanx.core.html import html_table
-from phalanx.core.run import Run
 from phalanx.drills.campaign import DrillCase, DrillRuns, drilled
-from phalanx.drills.injuries import KINDS, Injury, injuries
+from phalanx.drills.injuries import KINDS, injuries
+from phalanx.drills.log import DrillLog
 from phalanx.trainer.run.launch import require_torch
 from phalanx.trainer.run.limits import refuse_untrainable
 
-__all__ = ["KINDS", "DrillCase", "DrillReport", "drill"]
+__all__ = ["KINDS", "DrillCase", "DrillLog", "DrillReport", "drill"]
 
 STEPS = 12
 SHORTEST = 6
@@ -76,7 +77,7 @@ def drill(
     kills: int = KILLS,
     steps: int = STEPS,
     seed: int = 0,
-    show: Callable[[Injury, DrillCase], None] = lambda *_: None,
+    log: DrillLog | None = None,
 ) -> DrillReport:
     """Injure a run on this machine, and compare each result with the undisturbed one, bit for bit.
 
@@ -86,14 +87,16 @@ def drill(
         kills: how many at random instants.
         steps: of the run, at most; saves and a validation are among them.
         seed: of the steps, ranks and instants that are drawn.
-        show: is told of each case as it ends.
+        log: shows each case as it ends, and keeps it in a file, so that a drill that is started
+            again goes on after those in it.
 
     Returns:
         For each fault when it was noticed, when the run was back at work, how many steps were
         done twice, and whether the bits are the same.
 
     Raises:
-        UsageError: an unknown kind of fault, or nothing to do.
+        UsageError: an unknown kind of fault, nothing to do, or the log of another drill.
+        PhalanxError: somebody ended the drill; its exit code is 75.
         RefusedError: the run cannot be cut so, or needs more ranks than a drill starts.
 
     Example:
@@ -108,24 +111,15 @@ def drill(
     resolved = drilled(run_of(run), steps)
     refuse_untrainable(resolved)
     planned = injuries(resolved, faults, kills, seed)
+    log = log or DrillLog()
+    log.open({"seed": seed, "kills": kills, "faults": list(faults), "run": resolved.to_toml()})
     with tempfile.TemporaryDirectory(prefix="phalanx-drill-", ignore_cleanup_errors=True) as home:
-        return _carry_out(resolved, planned, Path(home), seed, show)
-
-
-def _carry_out(
-    run: Run,
-    planned: Sequence[Injury],
-    home: Path,
-    seed: int,
-    show: Callable[[Injury, DrillCase], None],
-) -> DrillReport:
-    campaign = DrillRuns(run, home)
-    cases, unmet = [], []
-    for injury in planned:
-        case = campaign.suffer(injury)
-        show(injury, case)
-        if case.happened:
-            cases.append(case)
-        else:
-            unmet.append(f"{case.fault}, {case.where}")
-    return DrillReport(tuple(cases), tuple(unmet), seed)
+        campaign = DrillRuns(resolved, Path(home))
+        found = [
+            case
+            for number, injury in enumerate(planned)
+            for case in log.cases(number, partial(campaign.suffer, injury))
+        ]
+    cases = tuple(case for case in found if case.happened or not case.equal)
+    unmet = tuple(f"{case.fault}, {case.where}" for case in found if not case.happened)
+    return DrillReport(cases, unmet, seed)

@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, Unpack
 
-from phalanx.api.names import ClusterLike, ModelLike, is_of_catalog, tokens_of
-from phalanx.api.requests import LARGEST, Options, request_of, trainable_limits
-from phalanx.core.errors import RefusedError, UsageError
+from phalanx.api.names import ClusterLike, ModelLike, is_of_catalog
+from phalanx.api.requests import Options, request_of, trainable_limits
+from phalanx.api.whole_training import training_record, whole_training
+from phalanx.core.errors import RefusedError
 from phalanx.core.estimate import Estimate
 from phalanx.core.html import html_table
 from phalanx.core.layout import Layout
@@ -16,7 +17,7 @@ from phalanx.core.units import show_bytes, show_share
 from phalanx.cost.refusals import refuse
 from phalanx.planner.diagnosis import Diagnosis, diagnose, nothing_fits
 from phalanx.planner.explain import differences, why_not_faster, why_slower
-from phalanx.planner.goodput import Campaign, Conditions, campaign
+from phalanx.planner.goodput import Campaign, Conditions
 from phalanx.planner.heuristic import procedure
 from phalanx.planner.parse import both
 from phalanx.planner.refine import SEARCHED_KEYS
@@ -99,11 +100,7 @@ class Plan:
         Raises:
             UsageError: no tokens, or failures so frequent that training never advances.
         """
-        wanted, assumed = tokens_of(tokens, "--train-tokens"), conditions or Conditions()
-        for name, value in (("train_tokens", wanted), ("price", assumed.price)):
-            if not value <= LARGEST[name]:
-                raise UsageError(f"{name} is {value:g}; it can be at most {LARGEST[name]:.0e}")
-        found = campaign(self.request.shape, self.best, wanted, assumed)
+        found = whole_training(self.request.shape, self.best, tokens, conditions)
         return replace(self, training=found)
 
     def to_run(self) -> Run:
@@ -201,7 +198,7 @@ class Plan:
             else {"rank": found.plain.rank, **self._apart(found.plain.estimate)},
             "heuristic": self._heuristic_record(),
             "why": self._why_record(),
-            "training": None if self.training is None else _training_record(self.training),
+            "training": None if self.training is None else training_record(self.training),
             "notes": list(self.notes),
         }
 
@@ -324,25 +321,3 @@ def _heuristic(request: Request) -> Estimate | str:
         return procedure(request)
     except RefusedError as refusal:
         return str(refusal)
-
-
-def _training_record(whole: Campaign) -> dict[str, Any]:
-    conditions = whole.conditions
-    return {
-        "tokens": whole.tokens,
-        "steps": whole.steps,
-        "training_seconds": whole.training_seconds,
-        "goodput": whole.share,
-        "checkpoint_interval_seconds": whole.interval,
-        "checkpoint_write_seconds": whole.write,
-        "failure_interval_seconds": whole.between,
-        "seconds": whole.seconds,
-        "device_hours": whole.device_hours,
-        "cost": whole.cost,
-        "assumptions": {
-            "device_hours_per_failure": conditions.device_hours,
-            "restart_seconds": conditions.restart,
-            "storage_bytes_per_second": conditions.storage,
-            "price_per_device_hour": conditions.price,
-        },
-    }

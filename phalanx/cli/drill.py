@@ -3,7 +3,9 @@
 phalanx drill RUN.toml                          every kind of fault: some minutes
 phalanx drill RUN.toml --faults kill,hang       these kinds: kill, random, crash, hang, preempt,
                                                 corrupt
-phalanx drill RUN.toml --faults random --kills 300 --seed 7
+phalanx drill RUN.toml --faults random --kills 300 --steps 100 --seed 7 --log kills.jsonl
+                                                several kills for each run; started again with
+                                                the same log it goes on
 
 The run keeps its layout (four ranks at most), model, data and recipe; it is some steps long, saves
 and validates in between, and is written to a temporary folder. Equal means: every parameter, the
@@ -28,7 +30,6 @@ from phalanx.core.errors import UsageError
 if TYPE_CHECKING:
     from phalanx.api.drills import DrillReport
     from phalanx.drills.campaign import DrillCase
-    from phalanx.drills.injuries import Injury
 
 DIFFERENT = 4
 
@@ -41,6 +42,7 @@ def arguments(parser: ArgumentParser) -> None:
     add("--kills", type=int, default=3, metavar="N", help="kills at random instants (default 3)")
     add("--steps", type=int, default=12, metavar="N", help="of the run, at most (default 12)")
     add("--seed", type=int, default=0, help="of steps, ranks and instants (default 0)")
+    add("--log", type=Path, metavar="FILE", help="keeps cases; with it a drill can go on later")
     add("--layout", help="how to cut a step, instead of the file's")
     declare_sets(parser)
     add("--json", action="store_true", help="print one JSON document")
@@ -50,7 +52,7 @@ def run(args: Namespace) -> int:
     """Carry the drill out; show each case as it ends."""
     if args.kills < 0:
         raise UsageError(f"--kills is {args.kills}; it is at least 0")
-    from phalanx.api.drills import drill
+    from phalanx.api.drills import DrillLog, drill
 
     loaded = load_run(args.run_file, layout=args.layout, sets=args.sets)
     screen = _DrillScreen(open_console(sys.stderr if args.json else sys.stdout))
@@ -61,7 +63,7 @@ def run(args: Namespace) -> int:
         kills=args.kills,
         steps=args.steps,
         seed=args.seed,
-        show=screen.show,
+        log=DrillLog(args.log, screen.show),
     )
     screen.end(report)
     if args.json:
@@ -81,7 +83,7 @@ class _DrillScreen:
         head = f"      {'noticed':>8} {'back':>8} {'twice':>6}  {'fault':<14} rank  where"
         self._console.print(head, style="bold", soft_wrap=True)
 
-    def show(self, injury: "Injury", case: "DrillCase") -> None:
+    def show(self, case: "DrillCase") -> None:
         """One line for a case; what differs below it."""
         if not case.happened:
             word = ("  --", "dim")
@@ -103,7 +105,7 @@ class _DrillScreen:
             text = f"{bad} of {len(report.cases)} differ from the undisturbed run"
             self._console.print(text, style="bold red")
         else:
-            text = f"{len(report.cases)} injured runs, all the same as the undisturbed one"
+            text = f"{len(report.cases)} faults, and each result the same as the undisturbed run's"
             self._console.print(text, style="bold green")
 
 

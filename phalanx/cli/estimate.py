@@ -3,6 +3,8 @@
 phalanx estimate llama-3.1-405b h100x8192 --layout "tp=8 pp=16" --seq 8192 --tokens 16Mi
 phalanx estimate gpt-3-175b a100x1024 --layout "dp=16 pp=8 tp=8 recompute=full" --tokens 3.1M
 phalanx estimate mine.toml h100x8 --layout zero=3 --batch 64 --framework fsdp --json
+phalanx estimate mine.toml h100x8 --layout zero=3 --batch 64 --train-tokens 1T --measured runs/a
+                                how long a training takes, with that run's restarts and saves
 """
 
 import json
@@ -10,6 +12,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 
 from phalanx.cli.table import format_argument
+from phalanx.cli.whole_training import conditions, require_training, training_arguments
 from phalanx.core.errors import UsageError
 
 DOES_NOT_FIT = 3
@@ -31,6 +34,7 @@ def arguments(parser: ArgumentParser) -> None:
     batch.add_argument("--batch", type=int, help="sequences in one step, all devices together")
     batch.add_argument("--tokens", help="tokens in one step, all devices together: 16M, 4Mi, 4e6")
     framework_argument(parser)
+    training_arguments(parser)
     format_argument(parser)
 
 
@@ -54,11 +58,13 @@ def run(args: Namespace) -> int:
     """
     # imported here, so that --help comes at once
     from phalanx.api.planning import estimate_request, suggestion
+    from phalanx.api.whole_training import training_record, whole_training
     from phalanx.cli import estimate_screen as screen
     from phalanx.cli.table import print_table
     from phalanx.planner.estimate import estimate
     from phalanx.planner.explain import shortage
 
+    require_training(args)
     for name in ("seq", "batch"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             unit = {"seq": "token", "batch": "sequence"}[name]
@@ -69,11 +75,15 @@ def run(args: Namespace) -> int:
     found = estimate(
         request.shape, request.cluster, layout, request.seq, request.batch, request.framework
     )
+    whole = None
+    if args.train_tokens is not None:
+        whole = whole_training(request.shape, found, args.train_tokens, conditions(args))
     remedy = suggestion(request, found)
     if args.json:
-        print(json.dumps(found.to_dict(), indent=2))
+        training = {} if whole is None else {"training": training_record(whole)}
+        print(json.dumps(found.to_dict() | training, indent=2))
     elif args.format == "table":
-        screen.show(request, found)
+        screen.show(request, found, whole)
     else:
         print_table(("part", "seconds", "share", "worth"), screen.rows(found.step), args.format)
     if found.fits:

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from rich.table import Table
 from rich.text import Text
 
-from phalanx.cli.plan_screen import CLASSES, in_colour, legend, open_console
+from phalanx.cli.plan_screen import CLASSES, in_colour, legend, open_console, training
 from phalanx.core.estimate import Estimate, RankBytes, Term
 from phalanx.core.units import show_bytes, show_count, show_seconds, show_share
+from phalanx.planner.goodput import Campaign
 from phalanx.planner.sweep import Request
 
 MOST_CELLS, LEAST_CELLS = 44, 12  # of a bar
@@ -19,12 +20,13 @@ SHOWN_RANKS = 6
 SMALL = 0.0005  # share of a step that is not worth a row
 
 
-def show(request: Request, found: Estimate) -> None:
+def show(request: Request, found: Estimate, whole: Campaign | None = None) -> None:
     """Print all of an estimate.
 
     Args:
         request: what was asked.
         found: the estimate.
+        whole: a training with it, if one was asked for.
     """
     console = open_console()
     colour, width = in_colour(console), console.width
@@ -39,6 +41,10 @@ def show(request: Request, found: Estimate) -> None:
     if found.messages:
         console.print("\nmessages of the rank that sets the pace, in one step")
         console.print(messages(found, complete=width >= WIDE))
+    if whole is not None:
+        console.print()
+        for line in training(found, whole, "this layout"):
+            console.print(line)
     for note in found.notes:
         console.print(f"note: {note}")
 

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 
 from phalanx.cli.estimate import framework_argument
 from phalanx.cli.table import format_argument
+from phalanx.cli.whole_training import conditions, require_training, training_arguments
 from phalanx.core.errors import RefusedError, UsageError
-from phalanx.core.units import parse_bytes
-from phalanx.planner.goodput import DEVICE_HOURS_PER_FAILURE, RESTART_SECONDS
 
 if TYPE_CHECKING:
     from phalanx.api.plans import Plan
@@ -50,39 +49,9 @@ def arguments(parser: ArgumentParser) -> None:
     framework_argument(parser)
     parser.add_argument("--trainable", action="store_true", help="only what phalanx train can run")
     parser.add_argument("--top", type=int, default=10, help="how many meshes to show (default 10)")
-    _add_campaign(parser)
+    training_arguments(parser)
     parser.add_argument("--out", type=Path, metavar="RUN.toml", help="write a run file for train")
     format_argument(parser)
-
-
-def _add_campaign(parser: ArgumentParser) -> None:
-    group = parser.add_argument_group("the whole training")
-    group.add_argument("--train-tokens", metavar="TOKENS", help="how many to train on: 15.6T")
-    group.add_argument("--price", type=float, default=0.0, help="of one device for an hour")
-    group.add_argument(
-        "--device-hours",
-        type=float,
-        default=DEVICE_HOURS_PER_FAILURE,
-        help="of work between two failures (default %(default).0f: Llama 3's 419 in 54 days)",
-    )
-    group.add_argument(
-        "--restart",
-        type=float,
-        default=RESTART_SECONDS,
-        metavar="SECONDS",
-        help="from a failure to the first new step (default %(default).0f)",
-    )
-    group.add_argument(
-        "--measured",
-        metavar="RUN",
-        type=Path,
-        help="take --restart and --storage from what a run has measured, in its summary.json",
-    )
-    group.add_argument(
-        "--storage",
-        metavar="RATE",
-        help="bytes per second for checkpoints: 500GB (default 122MB per device, 2TB at the most)",
-    )
 
 
 def run(args: Namespace) -> int:
@@ -115,16 +84,7 @@ def _require_sense(args: Namespace) -> None:
     Raises:
         UsageError: conditions of a training that is not asked for, or no place for the run file.
     """
-    conditions = {
-        "--price": args.price,
-        "--storage": args.storage,
-        "--device-hours": args.device_hours != DEVICE_HOURS_PER_FAILURE,
-        "--restart": args.restart != RESTART_SECONDS,
-        "--measured": args.measured is not None,
-    }
-    alone = [option for option, given in conditions.items() if given]
-    if alone and args.train_tokens is None:
-        raise UsageError(f"{alone[0]} is for a whole training; say how long it is: --train-tokens")
+    require_training(args)
     if args.out and (args.out.is_dir() or not args.out.absolute().parent.is_dir()):
         raise UsageError(f"--out {args.out}: it is a file to write, in a folder that is there")
 
@@ -132,7 +92,6 @@ def _require_sense(args: Namespace) -> None:
 def _plan(args: Namespace) -> "Plan":
     """The plan, with all that was asked about it."""
     from phalanx.api.plans import plan
-    from phalanx.planner.goodput import Conditions
 
     options: Options = {
         "fixed": args.fixed,
@@ -144,23 +103,14 @@ def _plan(args: Namespace) -> "Plan":
         options["max_tp"] = args.max_tp
     if args.memory is not None:
         options["memory"] = args.memory
-    conditions = Conditions(
-        device_hours=args.device_hours,
-        restart=args.restart,
-        storage=parse_bytes(args.storage, "--storage") if args.storage else 0.0,
-        price=args.price,
-    )
-    if args.measured is not None:
-        from phalanx.api.measured import measured_conditions
-
-        conditions = measured_conditions(args.measured, conditions)
+    assumed = conditions(args)  # refused before the search
     found = plan(
         args.model, args.cluster, tokens=args.tokens, batch=args.batch, seq=args.seq, **options
     )
     if args.why:
         found = found.asking(args.why)
     if args.train_tokens is not None:
-        found = found.for_training(args.train_tokens, conditions)
+        found = found.for_training(args.train_tokens, assumed)
     return found
 
 

@@ -66,7 +66,7 @@ def show(plan: Plan) -> None:
         show_why(plan, plan.reasoned, console)
     if plan.training is not None:
         console.print()
-        for line in training(plan, plan.training):
+        for line in training(plan.best, plan.training, "rank 1"):
             console.print(line)
 
 
@@ -313,20 +313,19 @@ def side_by_side(found: Estimate, best: Estimate) -> Table:
     return table
 
 
-def training(plan: Plan, whole: Campaign) -> list[str]:
+def training(found: Estimate, whole: Campaign, name: str) -> list[str]:
     """How long the whole training takes, and what it costs.
 
     Args:
-        plan: whose best layout is taken.
+        found: the price of its layout.
         whole: the training.
+        name: of the layout, in a word or two.
     """
-    low, high = (
-        seconds / plan.best.step_seconds * whole.seconds / DAY for seconds in plan.best.between()
-    )
+    low, high = (seconds / found.step_seconds * whole.seconds / DAY for seconds in found.between())
     days = whole.seconds / DAY
     price = f", {whole.cost:,.0f} at {whole.conditions.price:g} an hour" if whole.cost else ""
     return [
-        f"{show_count(whole.tokens)} tokens with rank 1: {whole.steps:,} steps, "
+        f"{show_count(whole.tokens)} tokens with {name}: {whole.steps:,} steps, "
         f"{whole.training_seconds / DAY:,.3g} days of training in {days:,.3g} days "
         f"({show_share(whole.share)}), {show_count(whole.device_hours)} device-hours{price}",
         f"  between {low:,.3g} and {high:,.3g} days, if the step is as uncertain as on published "

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 INTERRUPTED = 75
 BATCH_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 DIRECTORY = "directory"  # of the run, in the store that all starts under torchrun share
-PRELOAD = ("phalanx.trainer.run.trainer", "phalanx.cli.console", __name__)
+PRELOAD = ("phalanx.cli.console", __name__)
 
 
 def arguments(parser: ArgumentParser) -> None:

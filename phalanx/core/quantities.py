@@ -180,7 +180,7 @@ _TRAINING = (
     Quantity("last_bits_per_byte", "bits per byte", "last_loss, likewise"),
     Quantity("validation_bits_per_byte", "bits per byte", "validation_loss, likewise"),
     Quantity("noticed_seconds", "seconds", "from a fault until somebody acted on it"),
-    Quantity("back_seconds", "seconds", "from then until the next step was done"),
+    Quantity("back_seconds", "seconds", "from then until ranks trained again"),
     Quantity("validation_seconds", "seconds", "that a validation took"),
     Quantity("validations", "list", "step, loss and seconds of each"),
     Quantity("losses", "pairs", "step and loss; of many steps, means of some in a row"),

@@ -24,6 +24,7 @@ from phalanx.trainer.run.launch import launch
 from phalanx.trainer.run.report import Silent
 from phalanx.trainer.run.restart import Restarter
 from phalanx.trainer.run.rundir import RunDirectory
+from phalanx.trainer.run.signals import INTERRUPTED
 
 if TYPE_CHECKING:
     from phalanx.drills.compare import Fingerprint
@@ -31,6 +32,12 @@ if TYPE_CHECKING:
 
 MOST_RANKS = 4
 MOST_RESUMES = 5
+MOST_BETWEEN_SAVES = 3  # steps
+MOST_RESTARTS = 100  # of a run that is killed again and again
+
+
+class DrillEndedError(PhalanxError):
+    """Somebody ended the drill; what came of earlier injuries is in its log."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +48,7 @@ class DrillCase:
         fault, where, rank: the injury.
         happened: whether the run came by; a point that it never reaches proves nothing.
         noticed_seconds: from the fault until somebody acted on it.
-        back_seconds: from then until the first step was done again.
+        back_seconds: from then until the ranks trained again.
         steps_repeated: steps done twice.
         equal: whether the run came to the same bits.
         differences: what did not; or how it ended, if it did not come to its last step.
@@ -74,11 +81,12 @@ def drilled(run: Run, length: int) -> Run:
             "on one machine; give a smaller --layout, such as dp=4"
         )
     last = min(length, run.recipe.last_step)
-    every = max(last // 4, 1)
+    every = min(max(last // 4, 1), MOST_BETWEEN_SAVES)
     recipe = replace(
         run.recipe, stop_at=last, checkpoint_every=every, keep_every=0, keep=2, sample_tokens=0
     )
-    recipe = replace(recipe, evaluate_every=max(last // 2, 1))
+    most = max(recipe.max_restarts, MOST_RESTARTS)
+    recipe = replace(recipe, evaluate_every=max(last // 2, 1), max_restarts=most)
     return replace(run, recipe=recipe)
 
 
@@ -100,11 +108,12 @@ class DrillRuns:
 
         self._run, self._folder, self._count = run, folder, 0
         with RunDirectory.create(folder, "undisturbed") as directory:
-            self._train(directory, None)
+            if self._train(directory, None):
+                raise _ended()
             self.reference: Fingerprint = fingerprint(directory.path)
 
-    def suffer(self, injury: Injury) -> DrillCase:
-        """Train once more, with an injury."""
+    def suffer(self, injury: Injury) -> tuple[DrillCase, ...]:
+        """Train once more, with an injury; a case for each of its faults."""
         from phalanx.drills.compare import fingerprint
 
         self._count += 1
@@ -115,9 +124,12 @@ class DrillRuns:
             try:
                 self._survive(injury, directory, home / "plan.json")
                 found = self.reference.differences(fingerprint(directory.path))
+            except DrillEndedError:
+                raise
             except PhalanxError as error:
                 found = [str(error).splitlines()[0]]
-            return _case(injury, directory, home, tuple(found))
+            make = _cases_of_kills if injury.kills else _case_of_all
+            return make(injury, directory, home, tuple(found))
 
     def _survive(self, injury: Injury, directory: RunDirectory, plan: Path) -> None:
         """Train until it is done, resuming it whenever it was asked to stop."""
@@ -127,6 +139,8 @@ class DrillRuns:
                 code = self._train(directory, resume)
             if code == 0:
                 return
+            if not injury.stops:
+                raise _ended()
             if injury.corrupts and resume is None:
                 _flip_a_bit(directory)
             resume = Resume()
@@ -153,6 +167,12 @@ def train_one_rank(
     from phalanx.trainer.run.trainer import train
 
     return train(worker, run, directory, Silent(), resume)
+
+
+def _ended() -> DrillEndedError:
+    error = DrillEndedError("the drill was ended; with --log FILE it goes on where it was")
+    error.exit_code = INTERRUPTED
+    return error
 
 
 @contextmanager
@@ -182,8 +202,10 @@ def _flip_a_bit(directory: RunDirectory) -> None:
         file.write(bytes([byte ^ 1]))
 
 
-def _case(injury: Injury, directory: RunDirectory, home: Path, found: tuple[str, ...]) -> DrillCase:
-    """Put together what the events, the metrics and the ranks say about an injury."""
+def _case_of_all(
+    injury: Injury, directory: RunDirectory, home: Path, found: tuple[str, ...]
+) -> tuple[DrillCase]:
+    """Put together what the events and the ranks say about an injury."""
     happened = [json.loads(line) for line in _lines(home / HAPPENED)]
     events = read_events(directory.events_file)
     noticed = back = None
@@ -191,18 +213,47 @@ def _case(injury: Injury, directory: RunDirectory, home: Path, found: tuple[str,
         fault_time = max(entry["time"] for entry in happened)
         noticed_at = _first(events, ("restart", "stop"), fault_time)
         noticed = noticed_at - fault_time if noticed_at else None
-        back = _first_step_after(directory, noticed_at) if noticed_at else None
-    return DrillCase(
+        back = _back(events, noticed_at) if noticed_at else None
+    case = DrillCase(
         fault=injury.fault,
         where=injury.where,
         rank=injury.rank,
         happened=bool(happened),
         noticed_seconds=noticed,
         back_seconds=back,
-        steps_repeated=_repeated(events),
+        steps_repeated=sum(_repeated(events)),
         equal=not found,
         differences=found,
     )
+    return (case,)
+
+
+def _cases_of_kills(
+    injury: Injury, directory: RunDirectory, home: Path, found: tuple[str, ...]
+) -> tuple[DrillCase, ...]:
+    """One case for each kill of a run; all of them come to what the run came to."""
+    times = {e["attempt"]: e["time"] for e in map(json.loads, _lines(home / HAPPENED))}
+    events = read_events(directory.events_file)
+    restarts = [event for event in events if event["kind"] == "restart"]
+    repeated = _repeated(events)
+    cases = []
+    for attempt, (fault, where) in enumerate(zip(injury.plan, injury.kills, strict=True)):
+        # a rank may have been done before its time came: what counts is a start that followed
+        happened = attempt in times and attempt < len(restarts)
+        noticed_at = restarts[attempt]["time"] if happened else 0.0
+        case = DrillCase(
+            fault=injury.fault,
+            where=where,
+            rank=fault.rank,
+            happened=happened,
+            noticed_seconds=max(noticed_at - times[attempt], 0.0) if happened else None,
+            back_seconds=_back(events, noticed_at) if happened else None,
+            steps_repeated=repeated[attempt] if happened else 0,
+            equal=not found,
+            differences=found,
+        )
+        cases.append(case)
+    return tuple(cases)
 
 
 def _first(events: list[dict[str, Any]], kinds: tuple[str, ...], after: float) -> float | None:
@@ -210,21 +261,29 @@ def _first(events: list[dict[str, Any]], kinds: tuple[str, ...], after: float) -
     return next(times, None)
 
 
-def _first_step_after(directory: RunDirectory, moment: float) -> float | None:
-    times = (json.loads(line)["time"] for line in _lines(directory.metrics_file))
-    return next((time - moment for time in times if time > moment), None)
+def _back(events: list[dict[str, Any]], noticed_at: float) -> float | None:
+    """Seconds until ranks trained again; None where something else came before."""
+    later = [e for e in events if e["time"] >= noticed_at]
+    kinds = [e["kind"] for e in later]
+    if "start" not in kinds:
+        return None
+    first = kinds.index("start")
+    again = any(kind in ("restart", "stop") for kind in kinds[1:first])
+    return None if again else float(later[first]["time"]) - noticed_at
 
 
-def _repeated(events: list[dict[str, Any]]) -> int:
-    """Steps between where a run was when it stopped, and where it went on."""
-    total, reached = 0, None
+def _repeated(events: list[dict[str, Any]]) -> list[int]:
+    """For each end of a start, the steps between where it ended, and where the next went on."""
+    repeated: list[int] = []
+    reached = None
     for event in events:
         if event["kind"] in ("restart", "stop"):
             reached = event["step"]
+            repeated.append(0)
         elif event["kind"] == "resume" and reached is not None:
-            total += max(reached - event["step"], 0)
+            repeated[-1] = max(reached - event["step"], 0)
             reached = None
-    return total
+    return repeated
 
 
 def _lines(path: Path) -> list[str]:

@@ -13,7 +13,7 @@ from phalanx.trainer.faults.plan import Fault
 
 KINDS: dict[str, str] = {
     "kill": "SIGKILL at every named point, of the first and of the last rank",
-    "random": "SIGKILL of a drawn rank at drawn instants, as many as --kills says",
+    "random": "SIGKILL of drawn ranks at drawn instants, as many as --kills says, and in a row",
     "crash": "an exception that nobody foresaw",
     "hang": "a rank that is stopped, one in a loop, one that holds the interpreter",
     "preempt": "SIGTERM to the launcher, SIGUSR1 to one rank; then the run is resumed",
@@ -27,7 +27,11 @@ _KILLED_IN_A_SAVE = ("save.begin", "save.copied", "save.write", "save.written")
 _KILLED_ON_RANK_0 = ("save.commit", "save.tidy")
 _KILLED_IN_A_RESUME = ("resume.before", "resume.after")
 _LONG = 3600.0  # seconds: until somebody ends it
-_MOST_DELAY = 0.2  # seconds from the beginning of a step to a random kill
+_MOST_DELAY = 0.05  # seconds from the beginning of a step to a random kill
+_MOST_START = 0.5  # and from that of a start, before anything is built or loaded
+_SHARE_OF_STARTS = 0.2  # of random kills; never two in a row, so that the run gets on
+_SPREAD = 3  # steps of the window in which a random kill falls
+_STEPS_OF_A_KILL = 4  # of the run: about so many are kept up to it
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,8 @@ class Injury:
         where: at which point, and in which step.
         rank: to whom; None where it is the launcher or the disk.
         plan: what the ranks do to themselves.
+        kills: where each of several kills comes, one for every start of the run, in the order of
+            `plan`; empty where the whole of the plan is one fault.
         corrupts: a bit of the newest checkpoint flips before the run is resumed.
     """
 
@@ -48,7 +54,13 @@ class Injury:
     where: str
     rank: int | None
     plan: tuple[Fault, ...]
+    kills: tuple[str, ...] = ()
     corrupts: bool = False
+
+    @property
+    def stops(self) -> bool:
+        """Whether it asks the run to stop, so that it has to be resumed."""
+        return self.kind in ("preempt", "corrupt")
 
 
 def injuries(run: Run, kinds: Sequence[str], kills: int, seed: int) -> list[Injury]:
@@ -108,12 +120,43 @@ def _kill(point: str, rank: int, step: int | None) -> Injury:
 
 
 def _random_kills(run: Run, dice: random.Random, kills: int) -> Iterator[Injury]:
-    for _ in range(kills):
-        rank, step = dice.randrange(run.layout.ranks), _step(run, dice)
-        delay = dice.uniform(0, _MOST_DELAY)
-        fault = Fault(point="step.before", action="kill later", value=delay, step=step, rank=rank)
-        where = f"{delay * 1e3:.0f} ms after step {step} began"
-        yield Injury("random", "SIGKILL", where, rank, (fault,))
+    """As many kills in a row as a run has room for: each meets what the one before has left."""
+    most = max(run.recipe.last_step // _STEPS_OF_A_KILL, 1)
+    for first in range(0, kills, most):
+        count = min(most, kills - first)
+        plan: list[Fault] = []
+        for attempt in range(count):
+            starts = dice.random() < _SHARE_OF_STARTS and not (plan and plan[-1].point == "start")
+            make = _kill_of_a_start if starts else _kill_of_a_step
+            plan.append(make(run, dice, attempt))
+        where = f"{count} instants of one run"
+        yield Injury("random", "SIGKILL", where, None, tuple(plan), tuple(map(_instant, plan)))
+
+
+def _kill_of_a_start(run: Run, dice: random.Random, attempt: int) -> Fault:
+    rank, delay = dice.randrange(run.layout.ranks), dice.uniform(0, _MOST_START)
+    return Fault(point="start", action="kill later", value=delay, rank=rank, attempt=attempt)
+
+
+def _kill_of_a_step(run: Run, dice: random.Random, attempt: int) -> Fault:
+    """Late enough that the run has saved something new, unless it is the first."""
+    least = run.recipe.checkpoint_every + 1 if attempt else 1
+    after = min(least + dice.randrange(_SPREAD), max(run.recipe.last_step - 2, 0))
+    rank, delay = dice.randrange(run.layout.ranks), dice.uniform(0, _MOST_DELAY)
+    return Fault(
+        point="step.before",
+        action="kill later",
+        value=delay,
+        rank=rank,
+        attempt=attempt,
+        after=after,
+    )
+
+
+def _instant(fault: Fault) -> str:
+    """Where a random kill comes."""
+    begin = f"its step {fault.after}" if fault.point == "step.before" else "it"
+    return f"start {fault.attempt}, {float(fault.value) * 1e3:.0f} ms after {begin} began"
 
 
 def _crashes(run: Run, dice: random.Random) -> Iterator[Injury]:

@@ -17,14 +17,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from phalanx.core.errors import PhalanxError, RankLeftError, StartError
-from phalanx.trainer.run.launch import leaving_main_alone
+from phalanx.trainer.run.launch import PRELOAD, leaving_main_alone
 from phalanx.trainer.run.sockets import keep_socket_paths_short
 
 Job = Callable[..., Any]
 
 # What every rank needs, imported once in the process that all are forked from. The first
 # optimizer step imports the last one, which takes seconds.
-_PRELOADED = ("phalanx.oracle.verify", "phalanx.oracle.job", "torch._dynamo")
+PRELOADED = ("phalanx.oracle.verify", "phalanx.oracle.job", "torch._dynamo")
 
 
 _ATTEMPTS = 3  # to connect; a busy machine may cut a connection
@@ -52,7 +52,7 @@ class RankPool:
         self.size, self.on_event = size, on_event
         keep_socket_paths_short()
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([__name__, *_PRELOADED])
+        self._context.set_forkserver_preload([*PRELOAD, __name__, *PRELOADED])
         self._workers: list[tuple[BaseProcess, Connection]] = []
         self._scratch = tempfile.TemporaryDirectory(prefix="phalanx-ranks-")
         self._jobs = 0

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.api.measured import measured_conditions
+from phalanx.api.names import model_of
 from phalanx.cli.main import main
 from phalanx.core.errors import UsageError
 from phalanx.planner.goodput import Conditions
@@ -41,3 +42,20 @@ def test_a_plan_shows_what_was_measured(tmp_path: Path, capsys: pytest.CaptureFi
     assert main((*words, "--measured", str(run_with(tmp_path)))) == 0
     assumptions = json.loads(capsys.readouterr().out)["training"]["assumptions"]
     assert assumptions["restart_seconds"] == 42.0
+
+
+def test_an_estimate_takes_what_the_summary_of_a_run_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = model_of("llama-3.2-1b")
+    run = run_with(tmp_path, parameters=shape.params())
+    words = ("estimate", "llama-3.2-1b", "h100x8", "--layout", "zero=3", "--batch", "128")
+    assert main((*words, "--train-tokens", "1T", "--measured", str(run), "--json")) == 0
+    training = json.loads(capsys.readouterr().out)["training"]
+    assert training["assumptions"]["restart_seconds"] == FACTS["restart_seconds"]
+    assert training["checkpoint_write_seconds"] == FACTS["checkpoint_write_seconds"]
+    lost = training["seconds"] / training["failure_interval_seconds"] * 42.0
+    assert training["seconds"] - training["training_seconds"] > lost
+    assert main((*words, "--train-tokens", "1T", "--measured", str(run))) == 0
+    assert "1T tokens with this layout: " in capsys.readouterr().out
+    assert main((*words, "--measured", str(run))) == 2

@@ -32,7 +32,17 @@ ASKED = {  # command lines whose documents have between them every field
         ("plan", "llama-3.1-405b", "h100x16384", "--tokens", "16M"),  # splits the backward
     ],
     "estimate": [
-        ("estimate", "llama-3.1-8b", "h100x64", "--layout", "tp=4 pp=2", "--batch", "64"),
+        (
+            "estimate",
+            "llama-3.1-8b",
+            "h100x64",
+            "--layout",
+            "tp=4 pp=2",
+            "--batch",
+            "64",
+            "--train-tokens",
+            "1T",
+        ),
     ],
     "published": [("published", str(PUBLISHED))],
     "schedule": [("schedule", "interleaved", "-p", "2", "-m", "4")],

@@ -1,12 +1,13 @@
 """What a drill does follows from the run and the seed, and names only what exists."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from phalanx.core.errors import RefusedError, UsageError
 from phalanx.core.layout import Layout
-from phalanx.core.run import Run
+from phalanx.core.run import Recipe, Run
 from phalanx.drills.campaign import drilled
 from phalanx.drills.injuries import KINDS, injuries
 from phalanx.trainer.faults import POINTS
@@ -26,8 +27,20 @@ def test_the_first_and_the_last_rank_are_killed() -> None:
 def test_a_seed_draws_the_same_and_another_seed_something_else() -> None:
     drawn = [injuries(RUN, ["random"], 30, seed) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
-    assert len(drawn[0]) == 30
-    assert len({(injury.rank, injury.where) for injury in drawn[0]}) > 20
+    assert sum(len(injury.kills) for injury in drawn[0]) == 30
+    assert len({where for injury in drawn[0] for where in injury.kills}) > 20
+
+
+def test_a_long_run_is_killed_many_times_in_a_row_and_gets_on_in_between() -> None:
+    run = drilled(replace(Run(), layout=Layout.parse("dp=4"), recipe=Recipe(steps=100)), 100)
+    for injury in injuries(run, ["random"], 250, 0):
+        assert [fault.attempt for fault in injury.plan] == list(range(25))
+        points = [fault.point for fault in injury.plan]
+        assert ("start", "start") not in pairwise(points)
+        saved = [
+            f.after > run.recipe.checkpoint_every for f in injury.plan if f.attempt and f.after
+        ]
+        assert all(saved)
 
 
 def test_all_kinds_are_done_where_none_is_named() -> None:

@@ -45,6 +45,8 @@ class Injector:
             if fault.rank in (None, rank) and fault.attempt in (None, attempt)
         ]
         self._done: Counter[int] = Counter()
+        self._passed: Counter[int] = Counter()
+        self._who = {"rank": rank, "attempt": attempt}
         self._step = -1
         self._seen: set[str] = set()
         self._hits = Path(plan.hits, f"rank-{rank}-attempt-{attempt}") if plan.hits else None
@@ -73,8 +75,10 @@ class Injector:
                 fault.point == name
                 and fault.step in (None, self._step)
                 and fault.purpose in ("", purpose)
-                and self._done[i] < fault.times
             ):
+                self._passed[i] += 1
+                if self._passed[i] <= fault.after or self._done[i] == fault.times:
+                    continue
                 self._done[i] += 1
                 self._tell(fault)
                 if fault.action in OBEYED:
@@ -87,6 +91,7 @@ class Injector:
         if self._hits is not None:
             later = float(fault.value) if fault.action == "kill later" else 0.0
             event = {"time": time.time() + later, "point": fault.point, "action": fault.action}
+            event |= self._who
             with (self._hits.parent / HAPPENED).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(event) + "\n")
 

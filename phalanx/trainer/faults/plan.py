@@ -42,6 +42,7 @@ class Fault:
         attempt: at which start of the run; without it a fault would come again after a restart.
             None at every.
         times: how often at most, in one attempt.
+        after: how often the process passes there first, in that attempt, and nothing happens.
         purpose: of the message; empty for any.
         value: of the action.
         tensor: part of the name of one, for `flip` and `set`.
@@ -55,6 +56,7 @@ class Fault:
     rank: int | None = None
     attempt: int | None = 0
     times: int = 1
+    after: int = 0
     purpose: str = ""
     value: str | float = ""
     tensor: str = ""

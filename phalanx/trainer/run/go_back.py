@@ -86,6 +86,9 @@ def go_back(session: Session, back: Back, done: int) -> int:
     if session.saver is None:
         raise CheckpointError(f"{why}; there is nothing to go back to, since nothing is saved")
     session.saver.join()
+    # what one rank still looks for, to know that its save is done, another may not rename
+    mesh = session.engine.mesh
+    mesh.world.all_reduce(torch.zeros((), device=mesh.device), "saves").wait()
     if why in session.went_back and not back.window:
         raise CheckpointError(f"{why}, again after it went back; {back.advice}")
     session.went_back.add(why)

@@ -22,7 +22,14 @@ from phalanx.trainer.run.restart import Restarter, may_pass
 from phalanx.trainer.run.signals import INTERRUPTED, EndedError, Requests, held_back, listening
 from phalanx.trainer.run.sockets import keep_socket_paths_short
 
-PRELOAD = ("phalanx.trainer.run.worker", "torch.distributed.fsdp", "torch.distributed.tensor")
+# Imported once, in the process that all ranks of all starts are forked from: else each of them
+# would take a second to import the trainer.
+PRELOAD = (
+    "phalanx.trainer.run.worker",
+    "phalanx.trainer.run.trainer",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+)
 FILES, FILES_OF_A_RANK = 48, 8  # that a launcher opens; the ranks themselves open fewer
 ATTEMPTS = 3  # to connect; a busy machine may cut a connection
 INSTALL = "pip install 'phalanx[train]'"

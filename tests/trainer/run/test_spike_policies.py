@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from saved_tensors import equal
-from trainer_jobs import Trained, injured_job, small_run, train_job
+from trainer_jobs import Trained, injured_job, small_run, train_job, unhurried_job
 
 from phalanx.core.errors import RefusedError
 from phalanx.core.layout import Layout
@@ -161,6 +161,17 @@ def test_checkpoints_of_the_way_that_is_left_are_not_gone_on_from(
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert "abandoned-step-00000020" in names
     assert names[-1] == f"step-{AT + 2:08}"
+
+
+def test_no_rank_leaves_before_all_have_seen_the_last_save(
+    ranks: RankPool, tmp_path: Path, run: Run
+) -> None:
+    """One that still looks for it would take a checkpoint that another has renamed for lost."""
+    late = under(run, spike="rollback", stop_at=AT + 2, checkpoint_every=1, keep=30)
+    found = ranks.run(2, unhurried_job, late, tmp_path, spiking(1e5))
+    assert [rank.code for rank in found] == [0, 0]
+    failed = [e["text"] for e in read_events(tmp_path / "events.jsonl") if e["kind"] == "save"]
+    assert failed == []
 
 
 def test_a_spike_before_the_first_checkpoint_is_only_told(
