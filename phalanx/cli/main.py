@@ -35,6 +35,7 @@ COMMANDS = {
     "published": "predict a table of published runs, and compare",
     "models": "list the models of the catalog, or show one",
     "clusters": "list the accelerators and clusters of the catalog, or show one",
+    "completion": "print the completion of commands and options for a shell",
     "help": "explain a key of a layout or a run file, a quantity or a word",
 }
 

@@ -5,6 +5,7 @@
 
 import os
 import uuid
+from typing import Any
 
 import wandb
 
@@ -20,7 +21,7 @@ class WeightsAndBiases:
         Args:
             place: name, project, folder and values of the run.
         """
-        mode = os.environ.get("WANDB_MODE", "offline")
+        mode: Any = os.environ.get("WANDB_MODE", "offline")
         self._run = wandb.init(
             id=remembered(place.folder / "wandb-id", lambda: uuid.uuid4().hex[:16]),
             project=place.project,
