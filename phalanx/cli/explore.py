@@ -7,9 +7,11 @@ phalanx explore
 phalanx explore --state 'v1&model=llama-3.1-405b&dp=16&tp=8&pp=16'
 phalanx explore runs/big runs/small
 phalanx explore --json --set tp=16 --set chip=tpu-v5p
+phalanx explore --export site --pyodide node_modules/pyodide
 """
 
 import json
+import threading
 import webbrowser
 from argparse import ArgumentParser, Namespace
 from contextlib import suppress
@@ -60,6 +62,18 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print every record of the state, and serve nothing"
     )
+    parser.add_argument(
+        "--export",
+        type=Path,
+        metavar="DIR",
+        help="write the page as files that compute in the browser, for any web server",
+    )
+    parser.add_argument(
+        "--pyodide",
+        type=Path,
+        metavar="FOLDER",
+        help="of Pyodide with its numpy wheel, for --export: a full release has both",
+    )
 
 
 def run(args: Namespace) -> int:
@@ -68,6 +82,8 @@ def run(args: Namespace) -> int:
     from phalanx.explore.state import State
 
     state = _with(State.parse(args.state.removeprefix("?")), args.set)
+    if args.export is not None or args.pyodide is not None:
+        return _export(args, state)
     if args.json:
         from phalanx.explore.board import Board
         from phalanx.explore.documents import state_document
@@ -79,6 +95,8 @@ def run(args: Namespace) -> int:
     try:
         import uvicorn
 
+        from phalanx.explore.panels.published import presets
+        from phalanx.explore.pauses import spare_drags
         from phalanx.explore.server import application
     except ModuleNotFoundError as missing:
         if missing.name and missing.name.partition(".")[0] in (
@@ -103,8 +121,33 @@ def run(args: Namespace) -> int:
         lifespan="off",
         timeout_graceful_shutdown=1,  # an open page does not hold the server back
     )
+    spare_drags()
+    threading.Thread(target=presets, daemon=True).start()  # while the browser comes up
     with suppress(KeyboardInterrupt):  # this is how it ends
         uvicorn.Server(config).run(sockets=[listening])
+    return 0
+
+
+def _export(args: Namespace, state: "State") -> int:
+    """Write the page as static files.
+
+    Raises:
+        UsageError: a folder is missing, or is none of the right kind.
+    """
+    from phalanx.explore.export import export
+
+    if args.export is None or args.pyodide is None:
+        raise UsageError(
+            "--export DIR and --pyodide FOLDER go together; npm install pyodide brings one"
+        )
+    if state.problems:
+        raise UsageError(state.problems[0])
+    found = export(state, args.export, args.pyodide)
+    if args.json:
+        print(json.dumps(found.to_dict()))
+        return 0
+    print(f"{found.folder}: {found.files} files, {found.bytes / 2**20:.0f} MiB; see it with")
+    print(f"python -m http.server --bind {HOST} --directory {found.folder}")
     return 0
 
 

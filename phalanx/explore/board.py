@@ -13,6 +13,7 @@ from phalanx.explore.panels.mixed import mixed
 from phalanx.explore.panels.notation import notation
 from phalanx.explore.panels.ours import ours
 from phalanx.explore.panels.pipeline import pipeline, schedules
+from phalanx.explore.panels.published import published
 from phalanx.explore.panels.roofline import data, fsdp, tensor, two_clocks
 from phalanx.explore.panels.schemes import schemes
 from phalanx.explore.panels.systems import systems
@@ -36,10 +37,12 @@ PANELS: Mapping[str, Maker] = {
     "fabric": fabric,
     "problems": worked,
     "systems": systems,
+    "published": published,
     "estimate": ours,
 }
 SLOW: Mapping[str, tuple[str, ...]] = {
     "pipeline": ("schedules",),
+    "systems": ("published",),
     "plan": ("estimate",),
 }  # of a part; they follow later
 KEPT = 64  # states of a panel

@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import NamedTuple
 
 from phalanx import __version__
+from phalanx.catalog import load
 from phalanx.explore.draw import head_cell, table
 from phalanx.explore.inputs import BY_KEY, INPUTS, Input, Value, show_plain
 from phalanx.explore.presets import STATES
@@ -19,6 +20,8 @@ from phalanx.explore.records import Picture, Record, show
 from phalanx.explore.state import State
 
 PLACE = re.compile(r"\{(r|v|w|i|c|p|t|x|try|set):([^{}|]*)(?:\|([^{}]*))?\}")
+SLOT = re.compile(r"\[\[([A-Z]+)\]\]")
+NO_FORM = "<p>Without a server and a script, the numbers are those of one state.</p>"
 ICONS = {"good": "✓", "bad": "✕", "note": "→", "": ""}
 LOADS = {"n.models": "model", "n.chips_table": "chip", "fab.chips": "chip"}
 HEADERS = {
@@ -248,28 +251,67 @@ def machine_bar(state: State) -> str:
     return f'<div class="machine" role="group" aria-label="Model, chip and layout">{picks}{degrees}</div>'
 
 
-def document(shown: Shown, problems: list[str]) -> str:
+class Dress(NamedTuple):
+    """What differs between a page with a server and one without.
+
+    Attributes:
+        head: more of the head of the document.
+        offline: what stands there while nobody answers.
+        stated: when and of what it was made.
+        has_form: whether a browser without a script can ask for other numbers.
+    """
+
+    head: str = ""
+    offline: str = (
+        '<div id="offline" class="notice bad" hidden>The server behind this page has ended. Numbers are as they were; '
+        "start <code>phalanx explore</code> again to go on.</div>"
+    )
+    stated: str = ""
+    has_form: bool = True
+
+
+SERVED = Dress()
+
+
+def document(shown: Shown, problems: list[str], dress: Dress = SERVED) -> str:
     """The whole page for one state.
 
     Args:
         shown: records and pictures of all parts.
         problems: what could not be read of the address.
+        dress: of a page with a server, or without one.
     """
     body = "".join(
         f'<section class="part" id="{part.name}" aria-labelledby="h-{part.name}">'
         f'<h2 id="h-{part.name}"><a href="#{part.name}">{escape(part.title)}</a></h2>{fill(part.name, shown)}</section>'
         for part in PARTS
     )
-    shell = text_of("shell")
-    return (
-        shell.replace("[[VERSION]]", escape(__version__))
-        .replace("[[CONTENTS]]", contents())
-        .replace("[[MACHINE]]", machine_bar(shown.state))
-        .replace("[[NOTICE]]", notice(shown.state, problems))
-        .replace("[[FORM]]", plain_form(shown.state))
-        .replace("[[QUERY]]", escape(shown.state.query()))
-        .replace("[[BODY]]", body)
-    )
+    filled = {
+        "HEAD": dress.head,
+        "OFFLINE": dress.offline,
+        "STATED": dress.stated,
+        "VERSION": escape(__version__),
+        "CONTENTS": contents(),
+        "MACHINE": machine_bar(shown.state),
+        "NOTICE": notice(shown.state, problems),
+        "FORM": plain_form(shown.state) if dress.has_form else NO_FORM,
+        "QUERY": escape(shown.state.query()),
+        "SOURCES": sources(),
+        "BODY": body,
+    }
+    return SLOT.sub(lambda match: filled[match[1]], text_of("shell"))
+
+
+@lru_cache(maxsize=1)
+def sources() -> str:
+    """Where the catalog has each model and each chip from, as a table."""
+    rows = [(entry.shape.name, "sizes", entry.source) for entry in load.models()]
+    rows += [
+        (device.name, what, source)
+        for device in load.accelerators()
+        for what, source in device.sources
+    ]
+    return table(("", "of", "source"), rows, "facts of the catalog")
 
 
 def contents() -> str:

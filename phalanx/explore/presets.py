@@ -70,7 +70,15 @@ def model_facts(name: str) -> Facts:
     Args:
         name: in the catalog.
     """
-    shape = load.model(name)
+    return facts_of(load.model(name))
+
+
+def facts_of(shape: ModelShape) -> Facts:
+    """The sizes of a shape, by the keys of the page; shared experts count in E and k.
+
+    Args:
+        shape: of the catalog, or of another.
+    """
     block = block_of(shape)
     return {
         "D": block.h,

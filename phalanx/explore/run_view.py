@@ -303,10 +303,10 @@ def _planned(line: str, spans: Sequence[RanSpan]) -> str:
     except (PhalanxError, ValueError, ZeroDivisionError):
         return ""
     ranks = list(range(layout.pp))
-    planned = [RanSpan(cell.rank, f"{cell.colour}", cell.start, cell.width) for cell in found.cells]
+    cells = found.cells
     parts = "".join(
-        f'<rect x="{percent(s.start)}" y="{s.rank * ROW}" width="{percent(s.seconds)}" height="{ROW - 3}" class="c-{COLOURS[int(s.name)]}"/>'
-        for s in planned
+        f'<rect x="{percent(start)}" y="{rank * ROW}" width="{percent(width)}" height="{ROW - 3}" class="c-{COLOURS[colour]}"/>'
+        for rank, start, width, colour, _ in zip(*(c.tolist() for c in cells), strict=True)
     )
     names = "".join(f"<span>{rank}</span>" for rank in ranks)
     return (

@@ -26,17 +26,23 @@ SHOWN_REASONS = 3
 
 def main() -> int:
     """Search for the state on standard input; one document on standard output."""
-    query = sys.stdin.read()
-    try:
-        found: dict[str, Any] = {"html": ranking(searched(State.parse(query)))}
-    except PhalanxError as error:
-        found = {"error": str(error)}
-    except Exception as error:  # a mistake of ours is told too: the page would wait for ever
-        found = {
-            "error": f"the search failed ({type(error).__name__}: {error}); this is a fault of ours"
-        }
-    sys.stdout.write(json.dumps(found))
+    sys.stdout.write(json.dumps(found_by(sys.stdin.read())))
     return 0
+
+
+def found_by(query: str) -> dict[str, str]:
+    """The ranking that a page shows, under `html`; or why there is none, under `error`.
+
+    Args:
+        query: of the state.
+    """
+    try:
+        return {"html": ranking(searched(State.parse(query)))}
+    except PhalanxError as error:
+        return {"error": str(error)}
+    except Exception as error:  # a mistake of ours is told too: the page would wait for ever
+        kind = type(error).__name__
+        return {"error": f"the search failed ({kind}: {error}); this is a fault of ours"}
 
 
 def searched(state: State) -> Plan:

@@ -5,7 +5,6 @@ that no other page of the browser can talk to it.
 """
 
 import asyncio
-import json
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -26,18 +25,14 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from phalanx.core.errors import PhalanxError
+from phalanx.explore.answers import NAMES, answer, later, reply
 from phalanx.explore.board import Board
-from phalanx.explore.copies import command_of, run_file_of
-from phalanx.explore.documents import inputs_document, state_document
 from phalanx.explore.live import View
 from phalanx.explore.page import document
-from phalanx.explore.problems import BY_ID, grade
 from phalanx.explore.run_view import listing, view
 from phalanx.explore.runs import found_in, read_run
 from phalanx.explore.searching import search_lines
-from phalanx.explore.state import Reading, State
-from phalanx.explore.timelines import columns, drawn, pace_of
+from phalanx.explore.state import State
 
 HOSTS = frozenset({"127.0.0.1", "localhost", "[::1]"})
 POLICY = (
@@ -53,7 +48,6 @@ HEADERS = {
     "cache-control": "no-store",
 }
 TYPES = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
-LONGEST_MESSAGE = 64 * 1024
 QUIET = 0.03  # seconds without a message, after which slow panels have their turn
 MISDIRECTED, FORBIDDEN, POLICY_VIOLATION = 421, 403, 1008
 
@@ -129,14 +123,9 @@ def application(runs: Sequence[Path] = (), board: Board | None = None) -> ASGIAp
     own = board or Board()
     pages: list[Any] = [
         Route("/", _page(own)),
-        Route("/api/v1/state", _state(own)),
-        Route("/api/v1/inputs", _inputs),
-        Route("/api/v1/timeline", _timeline),
+        *(Route(f"/api/v1/{name}", _asked(name, own)) for name in NAMES),
         Route("/api/v1/plan", _plan),
-        Route("/api/v1/grade", _grade),
         Route("/api/v1/runs", _runs(runs)),
-        Route("/api/v1/command", _copy(command_of)),
-        Route("/api/v1/run", _copy(run_file_of)),
         Route("/static/{name}", _static),
         WebSocketRoute("/api/v1/live", _live(own)),
     ]
@@ -152,42 +141,18 @@ def _page(board: Board) -> Callable[[Request], Any]:
     return page
 
 
-def _state(board: Board) -> Callable[[Request], Any]:
-    async def state(request: Request) -> Response:
-        found = await run_in_threadpool(state_document, board, State.parse(request.url.query))
-        return JSONResponse(found)
+def _asked(name: str, board: Board) -> Callable[[Request], Any]:
+    async def asked(request: Request) -> Response:
+        found = await run_in_threadpool(answer, name, request.url.query, board)
+        return Response(found.body, found.status, media_type=found.kind)
 
-    return state
-
-
-async def _inputs(request: Request) -> Response:
-    return JSONResponse(inputs_document())
-
-
-async def _timeline(request: Request) -> Response:
-    """A drawn schedule as binary columns; `of` says which of the two."""
-    reading = Reading(State.parse(request.url.query))
-    which = "beside" if request.query_params.get("of") == "beside" else "schedule"
-    sizes = [reading.whole(key) for key in ("p", "m", "v")]
-    try:
-        found = await run_in_threadpool(drawn, reading.text(which), *sizes, pace_of(reading))
-    except PhalanxError as error:
-        return PlainTextResponse(str(error), 404)
-    return Response(columns(found), media_type="application/octet-stream")
+    return asked
 
 
 async def _plan(request: Request) -> Response:
     """A search, as lines: signs of life, then the ranking. A reader that leaves ends it."""
     lines = search_lines(request.url.query)
     return StreamingResponse(lines, media_type="application/x-ndjson")
-
-
-async def _grade(request: Request) -> Response:
-    """The grade of an answer to a worked problem."""
-    problem = BY_ID.get(request.query_params.get("problem", ""))
-    if problem is None:
-        return PlainTextResponse(f"problem is one of {', '.join(BY_ID)}", 404)
-    return JSONResponse(grade(problem, request.query_params.get("answer", "")[:100])._asdict())
 
 
 def _runs(given: Sequence[Path]) -> Callable[[Request], Any]:
@@ -208,16 +173,6 @@ def _run_view(given: Sequence[Path], asked: Sequence[str]) -> dict[str, str]:
     return {"list": listing([folder.resolve().name for folder in folders], chosen), "view": shown}
 
 
-def _copy(make: Callable[[State], str]) -> Callable[[Request], Any]:
-    async def copied(request: Request) -> Response:
-        try:
-            return PlainTextResponse(await run_in_threadpool(make, State.parse(request.url.query)))
-        except PhalanxError as error:
-            return PlainTextResponse(f"# {error}", 409)
-
-    return copied
-
-
 async def _static(request: Request) -> Response:
     """A file of the page; only names that are there."""
     name = request.path_params["name"]
@@ -235,8 +190,7 @@ def _live(board: Board) -> Callable[[WebSocket], Any]:
         try:
             while True:
                 text = await _next_text(socket, view)
-                reply = await run_in_threadpool(_reply, view, text)
-                await socket.send_text(reply)
+                await socket.send_text(await run_in_threadpool(reply, view, text))
         except WebSocketDisconnect:
             return
 
@@ -249,22 +203,9 @@ async def _next_text(socket: WebSocket, view: View) -> str:
     try:
         done, _ = await asyncio.wait([coming], timeout=QUIET)
         if not done:
-            later = await run_in_threadpool(view.slow)
-            if later is not None:
-                await socket.send_text(json.dumps(later, separators=(",", ":")))
+            slow = await run_in_threadpool(later, view)
+            if slow is not None:
+                await socket.send_text(slow)
         return await coming
     finally:
         coming.cancel()
-
-
-def _reply(view: View, text: str) -> str:
-    """The answer to one message; a bad one is answered, and nothing ends."""
-    try:
-        if len(text) > LONGEST_MESSAGE:
-            return json.dumps({"error": f"a message has at most {LONGEST_MESSAGE} characters"})
-        message = json.loads(text)
-        if not isinstance(message, dict):
-            return json.dumps({"error": "a message is an object"})
-        return json.dumps(view.answer(message), separators=(",", ":"))
-    except (PhalanxError, ValueError, RecursionError) as error:
-        return json.dumps({"error": str(error)})

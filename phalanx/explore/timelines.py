@@ -1,20 +1,31 @@
-"""Schedules as they are drawn: cells in fractions of the makespan, and what is in flight meanwhile."""
+"""Schedules as they are drawn: cells in fractions of the makespan, and what is in flight meanwhile.
+
+Cells are columns: there are 8,192 of them at p=16, m=256, and every frame of a drag has others.
+"""
 
 import struct
-from array import array
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
-from phalanx.core.schedule import Action, Kind, Schedule
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.core.schedule import Kind, Schedule
 from phalanx.explore.state import Reading
-from phalanx.planner.simulate import Occupancy, peak_in_flight, simulate
+from phalanx.planner.simulate import Occupancy, simulate
 from phalanx.schedules.build import build
-from phalanx.schedules.play import play, seconds_table
+from phalanx.schedules.play import play
 from phalanx.schedules.registry import find_schedule
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 
 COLOURS = ("f", "f2", "b", "b2", "i", "i2", "w", "w2")
 FIRST = {Kind.FORWARD: 0, Kind.BACKWARD: 2, Kind.INPUT_GRAD: 4, Kind.WEIGHT_GRAD: 6}
-HELD = {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.WEIGHT_GRAD: -1}
+KINDS = tuple(FIRST)
+PLACE = {kind: place for place, kind in enumerate(KINDS)}
+HELD = np.array([1, -1, 0, -1])  # of each kind: forward takes, what ends backward gives back
 MOST_PASSES = 40_000  # that the page draws
 
 
@@ -29,14 +40,41 @@ class Pace(NamedTuple):
     times: float = 1.0
 
 
-class DrawnPass(NamedTuple):
-    """One pass as it is drawn."""
+class Cells(NamedTuple):
+    """All passes as they are drawn: columns, row after row.
 
-    rank: int
-    start: float  # fractions of the makespan
-    width: float
-    colour: int  # of `COLOURS`
-    microbatch: int
+    Attributes:
+        rank: of shape (passes,), int64.
+        start: fractions of the makespan, of shape (passes,), float64.
+        width: fractions of the makespan, of shape (passes,), float64.
+        colour: places in `COLOURS`, of shape (passes,), int64.
+        microbatch: of shape (passes,), int64.
+    """
+
+    rank: Integers
+    start: Floats
+    width: Floats
+    colour: Integers
+    microbatch: Integers
+
+    def where(self, shown: NDArray[np.bool_]) -> "Cells":
+        """Some of the passes."""
+        rank, start, width = self.rank[shown], self.start[shown], self.width[shown]
+        return Cells(rank, start, width, self.colour[shown], self.microbatch[shown])
+
+
+class InFlight(NamedTuple):
+    """What is in flight on each rank, wherever it changes: columns, rank after rank.
+
+    Attributes:
+        rank: of shape (changes,), int64.
+        at: fractions of the makespan, of shape (changes,), float64.
+        level: micro-batches in flight from then on, of shape (changes,), int64.
+    """
+
+    rank: Integers
+    at: Floats
+    level: Integers
 
 
 class Drawn(NamedTuple):
@@ -45,8 +83,8 @@ class Drawn(NamedTuple):
     Attributes:
         name: of the schedule.
         title: what people call it.
-        cells: all passes.
-        levels: for each rank, (fraction, micro-batches in flight from then on).
+        cells: all passes that take time.
+        levels: micro-batches in flight.
         found: how busy ranks are.
         peak: most in flight, by rank.
         v: chunks of a rank.
@@ -54,8 +92,8 @@ class Drawn(NamedTuple):
 
     name: str
     title: str
-    cells: tuple[DrawnPass, ...]
-    levels: tuple[tuple[tuple[float, int], ...], ...]
+    cells: Cells
+    levels: InFlight
     found: Occupancy
     peak: tuple[int, ...]
     v: int
@@ -88,34 +126,50 @@ def drawn(name: str, p: int, m: int, v: int, pace: Pace) -> Drawn:
         RefusedError: the schedule cannot be had in these sizes.
         UsageError: every pass takes no time.
     """
-    schedule = build(name, p, m, v or None)
+    plan = _planned(name, p, m, v)
+    schedule = plan.schedule
     costs = _costs(schedule, pace)
-    if sum(len(row) for row in schedule.rows) > MOST_PASSES or not any(map(any, costs.values())):
+    if len(plan.kind) > MOST_PASSES or not any(map(any, costs.values())):
         simulate(schedule, costs, pace.hop)  # says what is wrong with the costs
-    seconds = seconds_table(schedule, costs)
-    starts = play(schedule, costs, pace.hop)
-    spans = [
-        [(start, seconds[a.kind][a.stage], a) for start, a in zip(begun, row, strict=True)]
-        for begun, row in zip(starts, schedule.rows, strict=True)
-    ]
-    end = max(start + lasts for row in spans for start, lasts, _ in row)
-    ideal = sum(lasts for row in spans for _, lasts, _ in row) / p
+    start = np.array(list(chain.from_iterable(play(schedule, costs, pace.hop))), dtype=np.float64)
+    lasts = np.array([costs[one] for one in KINDS])[plan.kind, plan.stage]
+    end = float((start + lasts).max())
+    ideal = float(lasts.sum()) / p
     found = Occupancy(end, ideal, (end - ideal) / ideal, (end - ideal) / end)
-    first = {
-        stage: rank_stages.index(stage) % 2
-        for rank_stages in map(schedule.stages_of, range(p))
-        for stage in rank_stages
-    }
-    cells = tuple(
-        DrawnPass(rank, start / end, lasts / end, FIRST[a.kind] + first[a.stage], a.microbatch)
-        for rank, row in enumerate(spans)
-        for start, lasts, a in row
-        if lasts > 0
-    )
-    levels = tuple(_levels(row, end) for row in spans)
-    return Drawn(
-        name, find_schedule(name).title, cells, levels, found, peak_in_flight(schedule), schedule.v
-    )
+    cells = Cells(plan.rank, start / end, lasts / end, plan.colour, plan.microbatch)
+    shown = lasts > 0
+    if not shown.all():
+        cells = cells.where(shown)
+    levels = _levels(plan, (start, lasts), end)
+    return Drawn(name, find_schedule(name).title, cells, levels, found, plan.peak, schedule.v)
+
+
+class _Planned(NamedTuple):
+    """What a schedule is whatever its passes last: columns, row after row, and the peak of each rank."""
+
+    schedule: Schedule
+    rank: Integers
+    stage: Integers
+    kind: Integers
+    microbatch: Integers
+    colour: Integers
+    peak: tuple[int, ...]
+
+
+@lru_cache(maxsize=16)
+def _planned(name: str, p: int, m: int, v: int) -> _Planned:
+    schedule = build(name, p, m, v or None)
+    stages, kinds, microbatches = zip(*chain.from_iterable(schedule.rows), strict=True)
+    rank = np.repeat(np.arange(p), [len(row) for row in schedule.rows])
+    stage, kind = np.array(stages), np.array([PLACE[one] for one in kinds])
+    first = [schedule.stages_of(owner).index(s) % 2 for s, owner in enumerate(schedule.ranks)]
+    colour = 2 * kind + np.array(first)[stage]
+    held = np.cumsum(
+        HELD[kind]
+    )  # every rank ends with nothing in flight, so the next begins with it
+    begins = np.flatnonzero(np.diff(rank, prepend=-1))
+    peak = tuple(np.maximum.reduceat(held, begins).tolist())
+    return _Planned(schedule, rank, stage, kind, np.array(microbatches), colour, peak)
 
 
 def _costs(schedule: Schedule, pace: Pace) -> dict[Kind, tuple[float, ...]]:
@@ -133,18 +187,21 @@ def _costs(schedule: Schedule, pace: Pace) -> dict[Kind, tuple[float, ...]]:
     return {kind: tuple(cost * factor for factor in factors) for kind, cost in each.items()}
 
 
-def _levels(row: list[tuple[float, float, Action]], end: float) -> tuple[tuple[float, int], ...]:
-    """Micro-batches in flight on a rank, wherever they change: from a start of F to an end of B or W."""
-    changes = []
-    for start, lasts, action in row:
-        change = HELD.get(action.kind, 0)
-        if change:
-            changes.append(((start if change > 0 else start + lasts) / end, change))
-    level, found = 0, [(0.0, 0)]
-    for at, change in sorted(changes):
-        level += change
-        found.append((at, level))
-    return tuple(found)
+def _levels(plan: _Planned, spans: tuple[Floats, Floats], end: float) -> InFlight:
+    """Micro-batches in flight on a rank: from a start of F to an end of B or W."""
+    start, lasts = spans
+    change = HELD[plan.kind]
+    at = np.where(change > 0, start, start + lasts) / end
+    held = change != 0
+    rank, at, change = plan.rank[held], at[held], change[held]
+    order = np.lexsort((change, at, rank))
+    rank, at, level = rank[order], at[order], np.cumsum(change[order])
+    begins = np.flatnonzero(np.diff(rank, prepend=-1))
+    return InFlight(
+        np.insert(rank, begins, rank[begins]),
+        np.insert(at, begins, 0.0),
+        np.insert(level, begins, 0),
+    )
 
 
 def columns(found: Drawn) -> bytes:
@@ -156,16 +213,12 @@ def columns(found: Drawn) -> bytes:
     Args:
         found: the schedule.
     """
-    changes = [(at, rank, level) for rank, row in enumerate(found.levels) for at, level in row]
-    most = max((level for _, _, level in changes), default=1)
-    head = struct.pack("<4I", len(found.levels), len(found.cells), len(changes), max(most, 1))
-    parts: list[array[float] | array[int]] = [
-        array("f", [c.start for c in found.cells]),
-        array("f", [c.width for c in found.cells]),
-        array("f", [at for at, _, _ in changes]),
-        array("H", [c.rank for c in found.cells]),
-        array("H", [c.colour for c in found.cells]),
-        array("H", [rank for _, rank, _ in changes]),
-        array("H", [level for _, _, level in changes]),
-    ]
-    return head + b"".join(part.tobytes() for part in parts)
+    cells, levels = found.cells, found.levels
+    most = max(int(levels.level.max()), 1)
+    head = struct.pack("<4I", len(found.peak), len(cells.rank), len(levels.rank), most)
+    reals = (cells.start, cells.width, levels.at)
+    whole = (cells.rank, cells.colour, levels.rank, levels.level)
+    return head + b"".join(
+        [column.astype("<f4").tobytes() for column in reals]
+        + [column.astype("<u2").tobytes() for column in whole]
+    )

@@ -34,7 +34,7 @@ class Ragged:
             >>> [column.tolist() for column in lists.cross(np.array([2, 1]))]
             [[0, 0, 1], [8, 9, 7]]
         """
-        counts = self.counts(keys)
+        counts = self.counts(keys).astype(np.intp)  # 32 bits wide in a browser
         parents = np.repeat(np.arange(len(keys)), counts)
         places = np.arange(len(parents)) - np.repeat(np.cumsum(counts) - counts, counts)
         starts = self._starts[np.searchsorted(self._keys, keys[parents])]

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
 from phalanx.core.errors import ScheduleError
-from phalanx.core.schedule import Action, Kind, Schedule
+from phalanx.core.schedule import Kind, Schedule
 
 Costs = Mapping[Kind, float | Sequence[float]]
 
@@ -74,7 +74,7 @@ class _Play:
         self.schedule = schedule
         self.seconds = seconds_table(schedule, costs)
         self.hop = hop
-        self.made: dict[int, float] = {}  # tensor: when
+        self.made = [-1.0] * (2 * schedule.num_stages * schedule.m)  # tensor: when; not yet
         self.waiting: dict[int, list[int]] = {}  # tensor: ranks
         self.ready = deque(range(len(schedule.rows)))
         self.starts: list[list[float]] = [[] for _ in schedule.rows]
@@ -89,35 +89,37 @@ class _Play:
                 self.waiting.setdefault(tensor, []).append(rank)
 
     def _live(self, rank: int) -> Iterator[int]:
-        """Do the row of one rank; yield whatever it has to wait for."""
+        """Do the row of one rank; yield whatever it has to wait for.
+
+        What a stage made itself is there once its rank is free, if it comes before at all.
+        """
         schedule, seconds, starts = self.schedule, self.seconds, self.starts[rank]
         made, waiting = self.made, self.waiting
         away = [0.0 if holder == rank else self.hop for holder in schedule.ranks]
-        size, now = (schedule.num_stages, schedule.depth, schedule.m), 0.0
-        for action in schedule.rows[rank]:
-            inputs, output = _tensors(action, *size)
-            for stage, tensor in inputs:
-                if tensor not in made:
-                    yield tensor
-                now = max(now, made[tensor] + away[stage])
+        depth, m, gradients = schedule.depth, schedule.m, schedule.num_stages * schedule.m
+        now = 0.0
+        for stage, kind, i in schedule.rows[rank]:
+            output = stage * m + i
+            own = neighbour = beside = -1
+            if kind is FORWARD:
+                makes = output
+                if stage % depth:
+                    neighbour, beside = output - m, stage - 1
+            elif kind is WEIGHT_GRAD:
+                own, makes = output + gradients, -1
+            else:
+                own, makes = output, output + gradients
+                if (stage + 1) % depth:
+                    neighbour, beside = makes + m, stage + 1
+            if own >= 0 and made[own] < 0:
+                yield own
+            if neighbour >= 0:
+                if made[neighbour] < 0:
+                    yield neighbour
+                now = max(now, made[neighbour] + away[beside])
             starts.append(now)
-            now += seconds[action.kind][action.stage]
-            if output is not None:
-                made[output] = now
-                if output in waiting:
-                    self.ready += waiting.pop(output)
-
-
-def _tensors(
-    action: Action, num_stages: int, depth: int, m: int
-) -> tuple[tuple[tuple[int, int], ...], int | None]:
-    """What an action needs, as (stage that makes it, tensor), and which tensor it makes."""
-    stage, kind, i = action
-    output = stage * m + i
-    if kind is FORWARD:
-        return ((stage - 1, output - m),) if stage % depth else (), output
-    gradient = output + num_stages * m
-    if kind is WEIGHT_GRAD:
-        return ((stage, gradient),), None
-    own, behind = (stage, output), (stage + 1, gradient + m)
-    return (own, behind) if (stage + 1) % depth else (own,), gradient
+            now += seconds[kind][stage]
+            if makes >= 0:
+                made[makes] = now
+                if makes in waiting:
+                    self.ready += waiting.pop(makes)

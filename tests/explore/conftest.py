@@ -1,5 +1,7 @@
-"""A real server of the page, on a port of its own."""
+"""A real server of the page, on a port of its own, and a real browser."""
 
+import os
+import shutil
 import socket
 import threading
 import time
@@ -7,9 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 import uvicorn
+from playwright.sync_api import Browser, sync_playwright
 from written_runs import HOSTILE, write_run
 
 from phalanx.explore.server import application
+
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
 
 @pytest.fixture(scope="session")
@@ -35,3 +40,17 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"127.0.0.1:{port}"
         server.should_exit = True
         thread.join(10)
+
+
+@pytest.fixture(scope="module")  # while it is there, no other test can run a loop of its own
+def browser() -> Iterator[Browser]:
+    """A browser; without one its tests are skipped, and say how to get it. CI must have one."""
+    path = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    if path is None:
+        if os.environ.get("CI"):
+            pytest.fail("continuous integration tests the page in a browser, and there is none")
+        pytest.skip("no Chromium here: apt-get install chromium")
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield found
+        found.close()

@@ -2,29 +2,15 @@
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
 
 import pytest
 from explorer_client import get
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect
 
 from phalanx.explore.page import PARTS
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
 V5P = "v1&model=llama-3.1-70b&chip=tpu-v5p&dp=1024&tp=1&pp=1&B=3M"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """A browser; without one these tests are skipped, and say how to get it."""
-    path = next(filter(None, map(shutil.which, NAMES)), None)
-    if path is None:
-        pytest.skip("no Chromium here: apt-get install chromium")
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield found
-        found.close()
 
 
 @pytest.fixture

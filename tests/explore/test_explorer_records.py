@@ -17,6 +17,8 @@ from phalanx.explore.presets import SCHEDULES
 from phalanx.explore.records import show
 from phalanx.explore.state import State
 from phalanx.explore.timelines import Pace, columns, drawn
+from phalanx.planner.simulate import peak_in_flight
+from phalanx.schedules.build import build
 
 BOARD = Board()
 V5P = "v1&model=llama-3.1-70b&chip=tpu-v5p&dp=1&tp=1&pp=1&mdp=1"
@@ -227,7 +229,10 @@ def test_columns_hold_every_pass_of_a_timeline():
 def test_what_is_in_flight_in_the_drawing_is_what_the_schedule_says():
     for name in SCHEDULES:
         found = drawn(name, 4, 8, 0, Pace())
-        assert tuple(max(level for _, level in row) for row in found.levels) == found.peak
+        highest = [0] * 4
+        for rank, _, level in zip(*(column.tolist() for column in found.levels), strict=True):
+            highest[rank] = max(highest[rank], level)
+        assert tuple(highest) == found.peak == peak_in_flight(build(name, 4, 8, None))
 
 
 def test_deepseeks_64_way_ep_over_8_nodes_does_not_hide_and_16_way_is_another_regime():

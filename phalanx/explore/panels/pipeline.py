@@ -2,6 +2,8 @@
 
 from html import escape
 
+import numpy as np
+
 from phalanx.core.errors import PhalanxError
 from phalanx.core.layout import Layout
 from phalanx.cost.clocks import pipeline_hops
@@ -142,15 +144,15 @@ def _records(place: str, found: Drawn) -> list[Record]:
 
 def _timeline(place: str, key: str, found: Drawn) -> Picture:
     """Rows of cells, and below each the micro-batches in flight."""
-    p, busy = len(found.levels), found.found
+    p, busy = len(found.peak), found.found
     label = (
         f"{found.title}: {busy.bubble_over_ideal:.1%} of the ideal time idle, "
         f"at most {max(found.peak)} in flight"
     )
     height = p * (ROW + CURVE)
     names = "".join(f"<span>{rank}</span>" for rank in range(p))
-    if len(found.cells) > MOST_CELLS:
-        body = f'<canvas class="timeline" data-timeline="{key}" height="{height}" aria-hidden="true"></canvas>'
+    if len(found.cells.rank) > MOST_CELLS:
+        body = f'<canvas class="timeline" data-timeline="{key}" data-of="{busy.makespan!r}" height="{height}" aria-hidden="true"></canvas>'
     else:
         body = _svg(found, height)
     shown = [(name, colour) for name, colour in MEANINGS if _has(found, colour)]
@@ -158,52 +160,50 @@ def _timeline(place: str, key: str, found: Drawn) -> Picture:
         f'<div class="timeline"><div class="ranks" aria-hidden="true">{names}</div>{body}</div>'
         f"{legend([*shown, ('in flight', 'activations')])}"
     )
-    rows = [(f"rank {r}", str(peak), f"{_idle(found, r):.1%}") for r, peak in enumerate(found.peak)]
+    work = np.bincount(found.cells.rank, weights=found.cells.width, minlength=p)
+    rows = [(f"rank {r}", str(peak), f"{1 - work[r]:.1%}") for r, peak in enumerate(found.peak)]
     return Picture(f"pipe.{place}", label, svg, ("rank", "most in flight", "idle"), rows)
 
 
 def _has(found: Drawn, colour: str) -> bool:
-    wanted = {COLOURS.index(colour), COLOURS.index(colour) + 1}
-    return any(cell.colour in wanted for cell in found.cells)
-
-
-def _idle(found: Drawn, rank: int) -> float:
-    return 1 - sum(cell.width for cell in found.cells if cell.rank == rank)
+    return bool((found.cells.colour // 2 == COLOURS.index(colour) // 2).any())
 
 
 def _svg(found: Drawn, height: int) -> str:
     paths = ["" for _ in COLOURS]
     texts = []
-    for cell in found.cells:
-        top = cell.rank * (ROW + CURVE)
-        paths[cell.colour] += (
-            f"M{1e4 * cell.start:.0f} {top}h{1e4 * cell.width:.0f}v{ROW - 2}H{1e4 * cell.start:.0f}z"
-        )
-        if cell.width >= WIDE * len(str(cell.microbatch)):
-            at = percent(cell.start + cell.width / 2)
-            texts.append(
-                f'<text x="{at}" y="{top + 12}" text-anchor="middle">{cell.microbatch}</text>'
-            )
-    most = max(max(level for _, level in row) for row in found.levels) or 1
-    curves = "".join(_curve(rank, row, most) for rank, row in enumerate(found.levels))
+    for rank, start, width, colour, micro in zip(*(c.tolist() for c in found.cells), strict=True):
+        top = rank * (ROW + CURVE)
+        left = f"{1e4 * start:.0f}"
+        paths[colour] += f"M{left} {top}h{1e4 * width:.0f}v{ROW - 2}H{left}z"
+        if width >= WIDE * len(str(micro)):
+            at = percent(start + width / 2)
+            texts.append(f'<text x="{at}" y="{top + 12}" text-anchor="middle">{micro}</text>')
     drawn_paths = "".join(
         f'<path d="{d}" class="c-{COLOURS[i]} pass"/>' for i, d in enumerate(paths) if d
     )
     return (
         f'<svg width="100%" height="{height}" aria-hidden="true">'
         f'<svg width="100%" height="{height}" viewBox="0 0 10000 {height}" preserveAspectRatio="none">'
-        f'{drawn_paths}{curves}</svg><g class="numbers">{"".join(texts)}</g></svg>'
+        f'{drawn_paths}{_curves(found)}</svg><g class="numbers">{"".join(texts)}</g></svg>'
     )
 
 
-def _curve(rank: int, levels: tuple[tuple[float, int], ...], most: int) -> str:
-    """An area as high as micro-batches are in flight."""
-    floor = rank * (ROW + CURVE) + ROW + CURVE - 2
-    path, before = f"M0 {floor}", 0.0
-    for at, level in levels:
-        path += f"H{1e4 * at:.0f}V{floor - (CURVE - 2) * level / most:.1f}"
-        before = at
-    return f'<path d="{path}H{1e4 * max(before, 0):.0f}V{floor}z" class="c-activations held"/>'
+def _curves(found: Drawn) -> str:
+    """For each rank an area as high as micro-batches are in flight."""
+    most = int(found.levels.level.max()) or 1
+    paths, before = [""] * len(found.peak), [0.0] * len(found.peak)
+    for rank, at, level in zip(*(column.tolist() for column in found.levels), strict=True):
+        floor = rank * (ROW + CURVE) + ROW + CURVE - 2
+        paths[rank] += f"H{1e4 * at:.0f}V{floor - (CURVE - 2) * level / most:.1f}"
+        before[rank] = at
+    areas = []
+    for rank, path in enumerate(paths):
+        floor = rank * (ROW + CURVE) + ROW + CURVE - 2
+        areas.append(
+            f'<path d="M0 {floor}{path}H{1e4 * before[rank]:.0f}V{floor}z" class="c-activations held"/>'
+        )
+    return "".join(areas)
 
 
 def schedules(state: Reading) -> Panel:

@@ -4,7 +4,8 @@ import { Card } from "./card.js";
 import { Live } from "./live.js";
 import { runs } from "./runs.js";
 import { scrubbers } from "./scrub.js";
-import { timelines } from "./timeline.js";
+import { ask, search } from "./source.js";
+import { forget, timelines } from "./timeline.js";
 import { tour } from "./tour.js";
 
 const RESTS = 350; // milliseconds after which keys count as one change
@@ -16,7 +17,7 @@ const card = new Card(/** @type {HTMLElement} */ (document.getElementById("card"
 
 /** @type {Map<string, HTMLElement[]>} */ const places = new Map();
 const page = {
-  state: body.dataset.query || "",
+  state: location.search.slice(1) || body.dataset.query || "",
   see: new Set(), // panels on the screen
   open: new Set(), // tables that are open
   /** @type {string[]} */ undo: [],
@@ -62,8 +63,11 @@ function apply(reply) {
 function draw(reply) {
   for (const [id, [text, verdict, why]] of Object.entries(reply.records)) face(id, text, verdict, why);
   for (const [id, html] of Object.entries(reply.pictures)) for (const place of places.get("p" + id) || []) {
-    place.innerHTML = html;
-    if (html.includes("<canvas")) timelines(page.state, place);
+    if (html.includes("<canvas")) timelines(page.state, place, html);
+    else {
+      forget(place);
+      place.innerHTML = html;
+    }
   }
   for (const [id, html] of Object.entries(reply.tables)) for (const place of places.get("t" + id) || []) place.innerHTML = html;
 }
@@ -244,7 +248,7 @@ const tools = {
   link: (/** @type {HTMLElement} */ button) => copy(location.origin + location.pathname + (page.state ? `?${page.state}` : ""), button, "link"),
   command: async (/** @type {HTMLElement} */ button) => copy(await text("command"), button, "command"),
   tour: () => tour(/** @type {HTMLElement} */ (document.getElementById("card"))),
-  search: () => search(),
+  search: () => plan(),
   stop: () => searching?.abort(),
   runfile: async (/** @type {HTMLElement} */ button) => copy(await text("run"), button, "run file"),
 };
@@ -252,7 +256,7 @@ const tools = {
 /** @type {AbortController | null} */ let searching = null;
 
 /** Search layouts for this state; the page stays alive meanwhile. */
-async function search() {
+async function plan() {
   searching?.abort();
   const mine = (searching = new AbortController());
   const line = /** @type {HTMLElement} */ (document.getElementById("searching"));
@@ -261,18 +265,9 @@ async function search() {
   stop.hidden = false;
   line.textContent = "searching";
   try {
-    const answer = await fetch(`api/v1/plan?${page.state}`, { signal: mine.signal });
-    const reader = /** @type {ReadableStream<Uint8Array>} */ (answer.body).getReader(), decoder = new TextDecoder();
-    let text = "";
-    for (let part = await reader.read(); !part.done; part = await reader.read()) {
-      text += decoder.decode(part.value, { stream: true });
-      for (let end = text.indexOf("\n"); end >= 0; end = text.indexOf("\n")) {
-        told(JSON.parse(text.slice(0, end)), line, place);
-        text = text.slice(end + 1);
-      }
-    }
+    await search(page.state, mine.signal, (found) => told(found, line, place));
   } catch (error) {
-    line.textContent = mine.signal.aborted ? "stopped" : String(error);
+    if (searching === mine) line.textContent = mine.signal.aborted ? "stopped" : String(error);
   }
   if (searching === mine) stop.hidden = true;
 }
@@ -288,7 +283,7 @@ function told(found, line, place) {
 
 /** @param {string} what */
 async function text(what) {
-  const answer = await fetch(`api/v1/${what}?${page.state}`);
+  const answer = await ask(`${what}?${page.state}`);
   return answer.text();
 }
 
@@ -329,7 +324,7 @@ document.addEventListener("submit", async (event) => {
   if (!(form instanceof HTMLFormElement) || !form.dataset.problem) return;
   event.preventDefault();
   const asked = new URLSearchParams({ problem: form.dataset.problem, answer: String(new FormData(form).get("answer") || "") });
-  const grade = await (await fetch(`api/v1/grade?${asked}`)).json();
+  const grade = await (await ask(`grade?${asked}`)).json();
   const word = document.createElement("span"), why = document.createElement("span");
   word.className = `v ${grade.verdict}`;
   word.textContent = `${ICONS[grade.verdict] || ""} ${grade.text}`;

@@ -1,4 +1,6 @@
-// One socket, one request in flight, the newest state wins.
+// One connection, one request in flight, the newest state wins.
+
+import { connect } from "./source.js";
 
 export class Live {
   /** @param {(reply: any) => void} apply @param {(up: boolean) => void} online @param {() => string} state */
@@ -14,8 +16,7 @@ export class Live {
   }
 
   open() {
-    const scheme = location.protocol === "https:" ? "wss" : "ws";
-    this.socket = new WebSocket(`${scheme}://${location.host}/api/v1/live`);
+    this.socket = connect();
     this.socket.addEventListener("open", () => {
       this.wait = 250;
       this.waiting = false;
@@ -23,7 +24,7 @@ export class Live {
       this.pump();
     });
     this.socket.addEventListener("message", (event) => {
-      const reply = JSON.parse(event.data);
+      const reply = JSON.parse(/** @type {MessageEvent} */ (event).data);
       if ("n" in reply || "error" in reply) this.waiting = false; // else: what took longer
       this.apply(reply);
       this.pump();

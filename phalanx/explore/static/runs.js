@@ -1,5 +1,7 @@
 // Run directories: what is ticked is shown, and read again while the part is on the screen.
 
+import { ask } from "./source.js";
+
 const EVERY = 3000; // milliseconds
 
 /** @param {(name: string) => boolean} seen */
@@ -11,7 +13,7 @@ export function runs(seen) {
 
   async function read() {
     const asked = chosen ? chosen.map((run) => `run=${run}`).join("&") || "run=none" : "";
-    const answer = await fetch(`api/v1/runs?${asked}`);
+    const answer = await ask(`runs?${asked}`);
     const text = await answer.text();
     if (text === drawn) return;
     drawn = text;

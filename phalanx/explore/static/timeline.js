@@ -1,16 +1,38 @@
-// Timelines of many cells: binary columns from the server, on a canvas.
+// Timelines of many cells: binary columns, on a canvas.
+
+import { ask } from "./source.js";
 
 const NAMES = ["f", "f2", "b", "b2", "i", "i2", "w", "w2"];
 const ROW = 18, CURVE = 11;
 
-/** @param {string} state @param {ParentNode} where */
-export function timelines(state, where) {
-  for (const found of where.querySelectorAll("canvas[data-timeline]")) {
-    const canvas = /** @type {HTMLCanvasElement} */ (found);
-    const address = `api/v1/timeline?of=${canvas.dataset.timeline}&${state}`;
-    fetch(address).then((answer) => answer.arrayBuffer()).then((columns) => draw(canvas, columns));
-  }
+/** @type {WeakMap<HTMLElement, string>} */ const wanted = new WeakMap();
+/** @type {Map<HTMLCanvasElement, ArrayBuffer>} */ const drawn = new Map();
+
+/** Put a picture with a canvas in its place once its columns are there, so that nothing flickers.
+ * @param {string} state @param {HTMLElement} place @param {string} html */
+export async function timelines(state, place, html) {
+  wanted.set(place, html);
+  const made = document.createElement("div");
+  made.innerHTML = html;
+  const canvas = /** @type {HTMLCanvasElement} */ (made.querySelector("canvas[data-timeline]"));
+  const answer = await ask(`timeline?of=${canvas.dataset.timeline}&${state}`);
+  if (!answer.ok || wanted.get(place) !== html) return; // a newer one is on its way
+  const columns = await answer.arrayBuffer();
+  if (wanted.get(place) !== html) return;
+  place.replaceChildren(...made.childNodes);
+  for (const old of drawn.keys()) if (!old.isConnected) drawn.delete(old);
+  drawn.set(canvas, columns);
+  draw(canvas, columns);
 }
+
+/** A picture without a canvas came: what is on its way is too late. @param {HTMLElement} place */
+export function forget(place) {
+  wanted.delete(place);
+}
+
+const again = () => requestAnimationFrame(() => drawn.forEach((columns, canvas) => canvas.isConnected && draw(canvas, columns)));
+addEventListener("resize", again);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
 
 /** @param {HTMLCanvasElement} canvas @param {ArrayBuffer} columns */
 function draw(canvas, columns) {
