@@ -51,6 +51,8 @@ EXAMPLES: Mapping[str, object] = {
     **{
         "data.offload_folder": "/scratch",
         "data.path": "book.txt",
+        "track.to": "tensorboard",
+        "track.project": "mine",
         "data.separator": 0,
         "data.validation": 0.05,
     },
