@@ -12,9 +12,10 @@ from html import escape
 from typing import Any
 
 from phalanx.api.plans import Plan, plan
+from phalanx.core.cluster import Cluster
 from phalanx.core.errors import PhalanxError
 from phalanx.core.layout import Layout
-from phalanx.core.units import show_bytes, show_seconds, show_share
+from phalanx.core.units import show_bytes, show_rate, show_seconds, show_share
 from phalanx.explore.asked import cluster_of, inputs_of, shape_of
 from phalanx.explore.draw import Bar, BarPiece, bars
 from phalanx.explore.inputs import show_plain
@@ -89,12 +90,12 @@ def ranking(found: Plan) -> str:
         f"{document['feasible']:,} fit. Searched in {document['seconds']:.1f} s."
     )
     winner = (
-        f'<div class="best"><h4>The fastest</h4><p><code>{escape(best["layout"])}</code><br>'
+        f'<div class="best"><h4>The fastest</h4><p><code>{escape(best["layout"])}</code><br>{in_words(best["layout"])}.</p><p>'
         f"{show_seconds(best['step_seconds'])} a step, MFU {show_share(best['mfu'])}, {show_bytes(best['peak_bytes'])} of "
         f"{show_bytes(document['capacity_bytes'])}; it spends most on {escape('; '.join(best['reasons'][:2]))}.</p>{_load(best['layout'])}</div>"
     )
     return (
-        f'<p>{heading}</p>{winner}{_why(document)}<div class="scroll"><table class="ranking"><caption>the best layout of each mesh, fastest '
+        f'<p>{heading}</p>{winner}{_why(document, found.request.cluster)}<div class="scroll"><table class="ranking"><caption>the best layout of each mesh, fastest '
         'first</caption><thead><tr><th scope="col">#</th><th scope="col" class="text">layout</th><th scope="col">step</th>'
         '<th scope="col">MFU</th><th scope="col">memory</th><th scope="col" class="text">why</th><th></th></tr></thead>'
         f"<tbody>{rows}</tbody></table></div>{_terms(best)}{_textbook(document)}"
@@ -118,7 +119,45 @@ def _load(layout: str) -> str:
     return f'<button type="button" class="try" data-set="{escape(load_text(layout))}">Load</button>'
 
 
-def _why(document: dict[str, Any]) -> str:
+def in_words(line: str) -> str:
+    """How a layout cuts a step, for who does not read its keys.
+
+    Args:
+        line: the layout.
+
+    Example:
+        >>> in_words("dp=16 pp=8 tp=4 zero=1")
+        '16 replicas, each cut 4 ways inside its layers and into 8 stages of layers'
+    """
+    layout = Layout.parse(line)
+    cuts = [
+        f"{layout.tp} ways inside its layers" if layout.tp > 1 else "",
+        f"into {layout.pp} stages of layers" if layout.pp > 1 else "",
+        f"into {layout.cp} parts of each sequence" if layout.cp > 1 else "",
+    ]
+    cut = " and ".join(filter(None, cuts))
+    count = "1 replica" if layout.dp == 1 else f"{layout.dp:,} replicas"
+    each = f", {'each ' * (layout.dp > 1)}cut {cut}" if cut else ", cut no further"
+    shared = layout.dp > 1 and layout.zero == 3
+    among = (
+        f"; {layout.shard or layout.dp:,} of them share their weights (ZeRO-3)" if shared else ""
+    )
+    return f"{count}{each}{among}"
+
+
+def _crossing(line: str, cluster: Cluster) -> str:
+    """What tensor parallelism wider than the fast fabric means."""
+    tp, domain = Layout.parse(line).tp, cluster.domain
+    if domain.axes or tp <= domain.size:
+        return ""
+    fast, slow = domain.link.bandwidth, cluster.accelerator.network.bandwidth
+    return (
+        f" {tp} tensor-parallel ranks do not fit into one domain of {domain.size} chips, so what they send in every layer "
+        f"leaves it: {show_rate(slow, 'B')} instead of {show_rate(fast, 'B')} for each chip."
+    )
+
+
+def _why(document: dict[str, Any], cluster: Cluster) -> str:
     """Why not the layout that was asked about."""
     asked, best = document["why"], document["layouts"][0]
     if asked is None:
@@ -142,7 +181,7 @@ def _why(document: dict[str, Any]) -> str:
     )
     return (
         f'<div class="answer"><h4>{title}</h4><p>The fastest such layout is <code>{escape(asked["layout"])}</code>. It {fits}, takes '
-        f"{show_seconds(asked['step_seconds'])} a step, {slower:.0%} longer than the best, and has rank {asked['rank'] or '—'}. The difference:</p>"
+        f"{show_seconds(asked['step_seconds'])} a step, {slower:.0%} longer than the best, and has rank {asked['rank'] or '—'}.{_crossing(asked['layout'], cluster)} The difference:</p>"
         f"<ul>{listed}</ul>{_load(asked['layout'])}</div>"
     )
 

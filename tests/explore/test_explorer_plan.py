@@ -12,7 +12,7 @@ from phalanx.explore.asked import inputs_of, layout_of
 from phalanx.explore.board import Board
 from phalanx.explore.documents import state_document
 from phalanx.explore.live import after_set
-from phalanx.explore.searching import load_text, search_lines
+from phalanx.explore.searching import in_words, load_text, ranking, search_lines, searched
 from phalanx.explore.state import Reading, State
 
 SMALL = "v1&model=llama-3.1-8b&B=1M&dp=8&tp=8&pp=1&whynot=tp=8"
@@ -83,3 +83,28 @@ def test_a_command_and_a_run_file_can_be_taken_away(address: str):
         "phalanx explore --state"
     )
     assert get(address, "/api/v1/run?v1&more=foo").status == 409
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("tp=1", "1 replica, cut no further"),
+        ("pp=2", "1 replica, cut into 2 stages of layers"),
+        ("dp=64 zero=3", "64 replicas, cut no further; 64 of them share their weights (ZeRO-3)"),
+        (
+            "dp=16 tp=2 zero=3 shard=8",
+            "16 replicas, each cut 2 ways inside its layers; "
+            "8 of them share their weights (ZeRO-3)",
+        ),
+    ],
+)
+def test_a_layout_is_told_in_words(line: str, words: str):
+    assert in_words(line) == words
+
+
+def test_why_not_says_where_tensor_parallelism_leaves_the_fast_fabric():
+    query = "v1&model=llama-3.1-8b&B=1M&dp=1&tp=16&pp=1&fixed=cp=1&whynot=tp=16"
+    assert "do not fit into one domain of 8 chips" in ranking(searched(State.parse(query)))
+    assert "do not fit into one domain" not in ranking(
+        searched(State.parse(query + "&whynot=tp=8"))
+    )

@@ -110,7 +110,7 @@ def _plot(found: tuple[Preset, ...]) -> Picture:
         )
         for one in found
     ]
-    ticks = [Tick(scale.at(value), show(value, "s")) for value in (1.0, 10.0, 100.0)]
+    ticks = [Tick(scale.at(value), f"{value:g} s") for value in (1.0, 10.0, 100.0)]
     drawn = plot([diagonal], dots, (ticks, ticks), ("measured seconds of a step", "predicted"))
     rows = [
         (one.run.id, show(one.found.published_seconds or 0, "s"), show(one.found.seconds or 0, "s"))
@@ -121,7 +121,7 @@ def _plot(found: tuple[Preset, ...]) -> Picture:
 
 
 def _table(found: tuple[Preset, ...]) -> Picture:
-    heads = ("run", "of", "chips", "layout", "measured", "predicted", "80 %", "off")
+    heads = ("run", "measured", "predicted", "off", "80 %", "of", "chips", "layout")
     head = "".join(f'<th scope="col"{_kind(i)}>{name}</th>' for i, name in enumerate(heads))
     body = "".join(_row(one) for one in found)
     caption = "a click loads the model, the chips and the layout of a run into the page"
@@ -133,7 +133,7 @@ def _table(found: tuple[Preset, ...]) -> Picture:
 
 
 def _kind(place: int) -> str:
-    return ' class="text"' if place in (1, 3) else ""
+    return ' class="text"' if place in (5, 6, 7) else ""
 
 
 def _row(one: Preset) -> str:
@@ -146,8 +146,9 @@ def _row(one: Preset) -> str:
     query = escape(one.loads.replace(";", "&"))
     return (
         f'<tr><th scope="row"><a class="set" data-set="{escape(one.loads)}" href="?{query}">{escape(name)}</a></th>'
-        f'<td class="text" title="{escape(one.source)}">{escape(found.source)}</td><td>{escape(run.cluster.accelerator.name)}</td>'
-        f'<td class="text"><code>{escape(line)}</code></td><td>{show(found.published_seconds or 0, "s")}</td>'
-        f"<td>{show(found.seconds or 0, 's')}</td><td>{show(low, 's')} to {show(high, 's')}</td>"
-        f'<td><span class="v {"good" if within else "bad"}">{"+" if error > 0 else "−"}{show(abs(error), "share")}</span></td></tr>'
+        f"<td>{show(found.published_seconds or 0, 's')}</td><td>{show(found.seconds or 0, 's')}</td>"
+        f'<td><span class="v {"good" if within else "bad"}">{"+" if error > 0 else "−"}{show(abs(error), "share")}</span></td>'
+        f"<td>{show(low, 's')} to {show(high, 's')}</td>"
+        f'<td class="text" title="{escape(one.source)}">{escape(found.source)}</td><td class="text">{escape(run.cluster.accelerator.name)}</td>'
+        f'<td class="text"><code>{escape(line)}</code></td></tr>'
     )
