@@ -5,13 +5,13 @@ import uuid
 
 import aim
 
-from phalanx.trainer.track.tracking import Place, Tracker, Values, remembered
+from phalanx.trainer.track.tracking import TrackedRun, Tracker, Values, remembered
 
 
 class Aim:
     """A run of Aim, taken up again by its hash."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: TrackedRun) -> None:
         """Open it.
 
         Args:
@@ -48,6 +48,6 @@ class Aim:
         self._run.close()
 
 
-def open_tracker(place: Place) -> Tracker:
+def open_tracker(place: TrackedRun) -> Tracker:
     """Open it for a run."""
     return Aim(place)

@@ -5,7 +5,7 @@ import os
 from mlflow.entities import Metric, Param
 from mlflow.tracking import MlflowClient
 
-from phalanx.trainer.track.tracking import Place, Tracker, Values, remembered
+from phalanx.trainer.track.tracking import TrackedRun, Tracker, Values, remembered
 
 MOST_PARAMS = 100  # of one request
 MOST_LETTERS = 500
@@ -14,7 +14,7 @@ MOST_LETTERS = 500
 class MLflow:
     """A run of MLflow, taken up again where the run is resumed."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: TrackedRun) -> None:
         """Open it.
 
         Args:
@@ -43,7 +43,7 @@ class MLflow:
         """Say that this part of the run is over."""
         self._client.set_terminated(self._id)
 
-    def _create(self, place: Place) -> str:
+    def _create(self, place: TrackedRun) -> str:
         known = self._client.get_experiment_by_name(place.project)
         experiment = known.experiment_id if known else self._client.create_experiment(place.project)
         run = self._client.create_run(experiment, run_name=place.name).info.run_id
@@ -53,6 +53,6 @@ class MLflow:
         return str(run)
 
 
-def open_tracker(place: Place) -> Tracker:
+def open_tracker(place: TrackedRun) -> Tracker:
     """Open it for a run."""
     return MLflow(place)

@@ -2,7 +2,7 @@
 
 from torch.utils.tensorboard.writer import SummaryWriter
 
-from phalanx.trainer.track.tracking import Place, Tracker, Values
+from phalanx.trainer.track.tracking import TrackedRun, Tracker, Values
 
 FLUSH_SECONDS = 10
 
@@ -10,7 +10,7 @@ FLUSH_SECONDS = 10
 class TensorBoard:
     """A writer of event files. Steps that come again replace those that were drawn."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: TrackedRun) -> None:
         """Open the file.
 
         Args:
@@ -43,6 +43,6 @@ class TensorBoard:
         return SummaryWriter(self._folder, purge_step=purge, flush_secs=FLUSH_SECONDS)
 
 
-def open_tracker(place: Place) -> Tracker:
+def open_tracker(place: TrackedRun) -> Tracker:
     """Open it for a run."""
     return TensorBoard(place)

@@ -23,7 +23,7 @@ CLOSE_SECONDS = 15.0  # for all trackers to write what waits, at the end
 Values = Mapping[str, float]
 
 
-class Place(NamedTuple):
+class TrackedRun(NamedTuple):
     """What a tracker is opened with.
 
     Attributes:
@@ -66,7 +66,7 @@ class _Point(NamedTuple):
 class Feed:
     """The way to one tracker: a queue with an end, and the thread behind it."""
 
-    def __init__(self, name: str, place: Place, tell: Callable[[str], None]) -> None:
+    def __init__(self, name: str, place: TrackedRun, tell: Callable[[str], None]) -> None:
         """Open it in its thread.
 
         Args:
@@ -161,7 +161,7 @@ class Tracked:
         except OSError as error:
             self.tell(f"track: cannot write {folder}: {error.strerror}; training goes on")
             return
-        place = Place(info.name, track.project, folder, info.first_step, config_of(self.run))
+        place = TrackedRun(info.name, track.project, folder, info.first_step, config_of(self.run))
         self.feeds = tuple(Feed(name, place, self.tell) for name in track.trackers)
 
     def on_step(self, metrics: StepMetrics) -> None:

@@ -9,13 +9,13 @@ from typing import Any
 
 import wandb
 
-from phalanx.trainer.track.tracking import Place, Tracker, Values, remembered
+from phalanx.trainer.track.tracking import TrackedRun, Tracker, Values, remembered
 
 
 class WeightsAndBiases:
     """A run of W&B. Its own steps only rise, so ours are a value that the others are drawn over."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: TrackedRun) -> None:
         """Open it.
 
         Args:
@@ -51,6 +51,6 @@ class WeightsAndBiases:
         self._run.finish()
 
 
-def open_tracker(place: Place) -> Tracker:
+def open_tracker(place: TrackedRun) -> Tracker:
     """Open it for a run."""
     return WeightsAndBiases(place)

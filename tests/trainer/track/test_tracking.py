@@ -14,7 +14,7 @@ import pytest
 from phalanx.core.run import Run
 from phalanx.core.track import Track
 from phalanx.trainer.track import tracking
-from phalanx.trainer.track.tracking import Feed, Place, Values, config_of
+from phalanx.trainer.track.tracking import Feed, TrackedRun, Values, config_of
 
 RUN = """
 layout = "dp=1"
@@ -38,8 +38,8 @@ project = "tests"
 INSTALLED = [name for name in ("tensorboard", "wandb", "mlflow") if find_spec(name)]
 
 
-def place(folder: Path) -> Place:
-    return Place("a", "tests", folder, 0, {})
+def place(folder: Path) -> TrackedRun:
+    return TrackedRun("a", "tests", folder, 0, {})
 
 
 class Notebook:
@@ -62,7 +62,7 @@ def install(monkeypatch: pytest.MonkeyPatch, tracker: object, name: str = "noteb
     """Have a feed of that name open this tracker."""
     module = ModuleType(name)
 
-    def open_tracker(place: Place) -> object:
+    def open_tracker(place: TrackedRun) -> object:
         if isinstance(tracker, BaseException):
             raise tracker
         return tracker
