@@ -20,11 +20,8 @@ from phalanx.core.errors import PhalanxError, UsageError, unknown
 
 COMMANDS = {
     "train": "train a model, cut any way over data, tensor and pipeline",
-<<<<<<< HEAD
     "launch": "write the script that starts a run on Slurm or Kubernetes",
-=======
     "data": "make token shards of text, and show what a corpus holds",
->>>>>>> main
     "verify": "prove that a layout takes the same steps as one device",
     "report": "explain a run: where its time went, beside what was planned",
     "doctor": "say what to change, on this machine or in a run that was done",

@@ -70,14 +70,11 @@ def arguments(parser: ArgumentParser) -> None:
     force = "with --resume: go on also with other data, batch or seed, which is told"
     data = "learn from a text, a folder of texts, or a token file"
     restarts = "start ranks again N times at most after one has died (recipe.max_restarts, 100)"
-<<<<<<< HEAD
     nodes = (
         "machines, with this command on each: their ranks start and end together. Slurm and "
         "Kubernetes say which one this is and where they meet; else --node-rank and --rendezvous"
     )
-=======
     profile = "time the kernels of N steps, for phalanx report (recipe.profile)"
->>>>>>> main
     prove = "first hold that many steps against one device, in fp64; stop if they differ"
     add = parser.add_argument
     add("run_file", nargs="?", type=Path, metavar="RUN.toml", help="what to train")
@@ -90,13 +87,10 @@ def arguments(parser: ArgumentParser) -> None:
     add("--force", action="store_true", help=force)
     add("--prove", type=int, default=0, metavar="STEPS", help=prove)
     add("--max-restarts", type=int, metavar="N", help=restarts)
-<<<<<<< HEAD
     add("--nodes", type=int, default=1, metavar="N", help=nodes)
     add("--node-rank", type=int, metavar="K", help="which of the N machines this is, from 0")
     add("--rendezvous", default="", metavar="HOST:PORT", help="of machine 0, where they meet")
-=======
     add("--profile", type=int, metavar="N", help=profile)
->>>>>>> main
     add("--dry-run", action="store_true", help="check and show what would run; start nothing")
     add("--name", default="", help="of the run's folder; by default the time of day")
     add("--runs-dir", type=Path, default=Path("runs"), help="where runs are written (./runs)")
@@ -213,7 +207,6 @@ def _load(
     return run, room
 
 
-<<<<<<< HEAD
 def _require_nodes(args: Namespace) -> None:
     if args.nodes < 1:
         raise UsageError(f"--nodes is {args.nodes}; it is at least 1")
@@ -226,7 +219,8 @@ def _require_nodes(args: Namespace) -> None:
 def _restarts(args: Namespace) -> list[str]:
     most = args.max_restarts
     return [] if most is None else [f"recipe.max_restarts={most}"]
-=======
+
+
 def _recipe_options(args: Namespace) -> list[str]:
     """Keys of the recipe that have an option of their own."""
     return [
@@ -234,7 +228,6 @@ def _recipe_options(args: Namespace) -> list[str]:
         for key in ("max_restarts", "profile")
         if getattr(args, key) is not None
     ]
->>>>>>> main
 
 
 def _train_here(args: Namespace, origin: Origin, warm: WarmStart) -> int:

@@ -14,12 +14,8 @@ from collections.abc import Callable, Sequence
 from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
-<<<<<<< HEAD
 from phalanx.core.errors import PhalanxError, RankLeftError, RefusedError, StartError
-=======
-from phalanx.core.errors import PhalanxError, RefusedError, StartError
 from phalanx.data.processes import leaving_main_alone
->>>>>>> main
 from phalanx.trainer.run.restart import Restarter, may_pass
 from phalanx.trainer.run.signals import INTERRUPTED, EndedError, Requests, held_back, listening
 from phalanx.trainer.run.sockets import keep_socket_paths_short
