@@ -34,6 +34,7 @@ from phalanx.trainer.run.shares import StepShares
 from phalanx.trainer.run.state import own_pieces
 from phalanx.trainer.run.text import open_text
 from phalanx.trainer.run.worker import Worker
+from phalanx.trainer.track.tracking import Tracked
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,8 @@ def open_session(
     main = worker.rank == 0
     reporter = reporter if main else Silent()
     events = _events(directory if main else None, reporter)
+    if main and directory and run.track.trackers:
+        reporter = Tracked(reporter, run, directory.path, events.note)
     saver = _saver(directory, run, mesh, events, worker) if directory else None
     if saver:
         saver.prepare(own_pieces(engine))
