@@ -216,6 +216,8 @@ _TEXTS: Mapping[str, str] = {
         "schema layout ranks stages micro_batches parameters tokens_per_step steps tokens corpus "
         "corpus_tokens needed_bytes free_bytes notes resumes"
     ),
+    "completion": "schema shell script",
+    "launch": "schema kind nodes ranks path job script",
     "models": " ".join(
         [
             "schema seq",

@@ -21,6 +21,7 @@ from phalanx.core.precision import Precision
 from phalanx.core.recompute import Recompute
 from phalanx.core.run import Data, Recipe
 from phalanx.core.synonyms import KEYS
+from phalanx.core.track import Track
 from phalanx.schedules.registry import SPECS
 
 SCHEMA = 1
@@ -50,6 +51,8 @@ EXAMPLES: Mapping[str, object] = {
     **{
         "data.offload_folder": "/scratch",
         "data.path": "book.txt",
+        "track.to": "tensorboard",
+        "track.project": "mine",
         "data.separator": 0,
         "data.validation": 0.05,
     },
@@ -156,7 +159,7 @@ def _all_topics() -> Iterator[Topic]:
     from phalanx.core.symbols import LEGEND
 
     yield from _layout_keys()
-    tables = {"model": ModelShape, "recipe": Recipe, "data": Data}
+    tables = {"model": ModelShape, "recipe": Recipe, "data": Data, "track": Track}
     for table, cls in tables.items():
         yield from _run_keys(table, cls)
         if table == "model":

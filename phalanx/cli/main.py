@@ -20,6 +20,7 @@ from phalanx.core.errors import PhalanxError, UsageError, unknown
 
 COMMANDS = {
     "train": "train a model, cut any way over data, tensor and pipeline",
+    "launch": "write the script that starts a run on Slurm or Kubernetes",
     "data": "make token shards of text, and show what a corpus holds",
     "verify": "prove that a layout takes the same steps as one device",
     "report": "explain a run: where its time went, beside what was planned",
@@ -38,6 +39,7 @@ COMMANDS = {
     "published": "predict a table of published runs, and compare",
     "models": "list the models of the catalog, or show one",
     "clusters": "list the accelerators and clusters of the catalog, or show one",
+    "completion": "print the completion of commands and options for a shell",
     "help": "explain a key of a layout or a run file, a quantity or a word",
 }
 

@@ -7,8 +7,8 @@
   phalanx train --from runs/a --data new.txt     a new run that goes on from the weights of another
 
 On a machine with a GPU for each rank every rank takes one; otherwise all share the CPU. The same
-command runs under torchrun, or as srun -n RANKS phalanx train ..., on any number of machines that
-share a file system.
+command runs on any number of machines that share a file system: under torchrun, as srun -n RANKS
+phalanx train ..., or once on each with --nodes N (phalanx launch writes the script for it).
 """
 
 import json
@@ -29,7 +29,7 @@ from phalanx.cli.origin import Origin, origin_of, require_same_model
 from phalanx.cli.sets import declare_sets
 from phalanx.cli.stream import report_error, restore_terminal, say
 from phalanx.cli.trial import describe_resume, describe_run, refuse_untrainable, show_run
-from phalanx.core.errors import PhalanxError, UsageError
+from phalanx.core.errors import PhalanxError, RefusedError, UsageError, divisors, shorten
 from phalanx.core.run import Run
 from phalanx.trainer.run.continuity import Resume
 from phalanx.trainer.run.events import EventLog
@@ -46,7 +46,7 @@ from phalanx.trainer.run.restart import Restarter
 from phalanx.trainer.run.room import Room
 from phalanx.trainer.run.rundir import RunDirectory, require_free
 from phalanx.trainer.run.signals import remembered
-from phalanx.trainer.run.started import Started, started_by
+from phalanx.trainer.run.started import Started, node_of, started_by
 
 if TYPE_CHECKING:
     from phalanx.trainer.run.worker import Worker
@@ -70,6 +70,10 @@ def arguments(parser: ArgumentParser) -> None:
     force = "with --resume: go on also with other data, batch or seed, which is told"
     data = "learn from a text, a folder of texts, or a token file"
     restarts = "start ranks again N times at most after one has died (recipe.max_restarts, 100)"
+    nodes = (
+        "machines, with this command on each: their ranks start and end together. Slurm and "
+        "Kubernetes say which one this is and where they meet; else --node-rank and --rendezvous"
+    )
     profile = "time the kernels of N steps, for phalanx report (recipe.profile)"
     prove = "first hold that many steps against one device, in fp64; stop if they differ"
     add = parser.add_argument
@@ -83,6 +87,9 @@ def arguments(parser: ArgumentParser) -> None:
     add("--force", action="store_true", help=force)
     add("--prove", type=int, default=0, metavar="STEPS", help=prove)
     add("--max-restarts", type=int, metavar="N", help=restarts)
+    add("--nodes", type=int, default=1, metavar="N", help=nodes)
+    add("--node-rank", type=int, metavar="K", help="which of the N machines this is, from 0")
+    add("--rendezvous", default="", metavar="HOST:PORT", help="of machine 0, where they meet")
     add("--profile", type=int, metavar="N", help=profile)
     add("--dry-run", action="store_true", help="check and show what would run; start nothing")
     add("--name", default="", help="of the run's folder; by default the time of day")
@@ -112,11 +119,12 @@ class _Once(Action):
 def run(args: Namespace) -> int:
     """Train, and say what came of it."""
     origin = origin_of(args)
-    started = started_by()
+    _require_nodes(args)
+    started = started_by() if args.nodes == 1 else None
     if started is not None:
         return _run_as_started(args, origin, started)
     if args.dry_run:
-        return _show_dry_run(args, origin, *_load(args, origin, args.ranks))
+        return _show_dry_run(args, origin, *_load_here(args, origin))
     require_torch()
     warm = WarmStart()
     try:
@@ -199,6 +207,20 @@ def _load(
     return run, room
 
 
+def _require_nodes(args: Namespace) -> None:
+    if args.nodes < 1:
+        raise UsageError(f"--nodes is {args.nodes}; it is at least 1")
+    if args.nodes == 1 and (args.node_rank is not None or args.rendezvous):
+        raise UsageError("--node-rank and --rendezvous go with --nodes N, of at least 2 machines")
+    if args.nodes > 1 and args.prove:
+        raise UsageError("--prove starts ranks of its own; use phalanx verify, not --nodes")
+
+
+def _restarts(args: Namespace) -> list[str]:
+    most = args.max_restarts
+    return [] if most is None else [f"recipe.max_restarts={most}"]
+
+
 def _recipe_options(args: Namespace) -> list[str]:
     """Keys of the recipe that have an option of their own."""
     return [
@@ -214,17 +236,68 @@ def _train_here(args: Namespace, origin: Origin, warm: WarmStart) -> int:
         return count_gpus()
 
     require_files(args.ranks or 1)  # before anything is started that would miss them
+    if args.nodes > 1:
+        warm.begin(PRELOAD)
+        return _train_on_nodes(args, origin)
     run, _ = _load(args, origin, args.ranks, count_gpus_meanwhile)
     require_files(run.layout.ranks)
     warm.begin(PRELOAD)
     with _directory(origin, run) as directory:
         job = Job(run, directory, origin.resume, _screen(args), _proof(args, run))
         events = EventLog(directory.events_file, _silent if args.quiet else _say)
-        restarter = Restarter(directory, run.recipe, events)
-        on_stop = _silent if args.quiet else _say_that_it_stops
-        code = launch(train_one_rank, (job,), run.layout.ranks, on_stop, events.note, restarter)
+        code = _launch(args, job, Restarter(directory, run.recipe, events))
         _print_summary(args, directory)
     return code
+
+
+def _load_here(args: Namespace, origin: Origin) -> tuple[Run, Room]:
+    """The run of a launcher, whose machine has its share of the ranks.
+
+    Raises:
+        RefusedError: they cannot be shared out evenly.
+    """
+    run, _ = found = _load(args, origin, args.ranks, lambda: count_gpus() * args.nodes)
+    if args.nodes == 1:
+        return found
+    ranks = run.layout.ranks
+    if ranks % args.nodes:
+        raise RefusedError(
+            f"{ranks} ranks cannot be shared out evenly over --nodes {args.nodes}; it can be "
+            f"{shorten(divisors(ranks))}"
+        )
+    return run, refuse_untrainable(run, ranks // args.nodes)
+
+
+def _train_on_nodes(args: Namespace, origin: Origin) -> int:
+    """Be the launcher of one machine of several; machine 0 opens the folder, and decides.
+
+    They meet before anything else, so that what is wrong on one of them ends all.
+    """
+    from phalanx.trainer.run.nodes import Follower, Leader, Team
+
+    node = node_of(args.nodes, args.node_rank, args.rendezvous)
+    main = node.number == 0
+    with Team.opened(node) as team, ExitStack() as stack:
+        run, _ = _load_here(args, origin)
+        require_files(run.layout.ranks // args.nodes)
+        opened = stack.enter_context(_directory(origin, run)) if main else None
+        directory = RunDirectory(team.share(opened.path if opened else None))
+        events = EventLog(
+            directory.events_file if main else None, _say if main and not args.quiet else _silent
+        )
+        restarter = (Leader if main else Follower)(team, directory, run.recipe, events)
+        code = _launch(args, Job(run, directory, origin.resume, _screen(args)), restarter)
+        if main:
+            _print_summary(args, directory)
+    return code
+
+
+def _launch(args: Namespace, job: Job, restarter: Restarter) -> int:
+    """Start the ranks of this machine, and stay with them."""
+    ranks = job.run.layout.ranks // args.nodes
+    on_stop = _silent if args.quiet else _say_that_it_stops
+    note = restarter.events.note
+    return launch(train_one_rank, (job,), ranks, on_stop, note, restarter)
 
 
 def _proof(args: Namespace, run: Run) -> str:

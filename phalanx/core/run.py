@@ -11,6 +11,7 @@ from phalanx.core.errors import UsageError, require_whole
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.synonyms import unknown_key, unknown_table
+from phalanx.core.track import Track
 
 T = TypeVar("T")
 
@@ -88,9 +89,11 @@ class Recipe:
             not look (off).
         spike_window: batches up to a spike that a rollback skips.
         check_every: steps between two looks for silent corruption, by checksums of what several
-            ranks hold alike and of what lies at rest; 0 never looks. Each save is preceded by one.
-        repeat_every: steps between two whose forward and backward passes are done twice and
-            compared bit for bit, which finds wrong arithmetic; 0 never does.
+            ranks hold alike, of what lies at rest and of sampled products; 0 never looks. Each save
+            is preceded by one.
+        repeat_every: steps between two whose forward and backward passes are done twice, in turn
+            on the same rank and on the next along dp, and compared bit for bit, which finds wrong
+            arithmetic; 0 never does.
         straggler: what to do about a rank whose own work takes longer than that of its peers:
             tell; save and stop, so that the run can go on without its machine; or not look (off).
         profile: steps whose kernels are timed by torch's profiler, after those that warm up; they
@@ -277,7 +280,7 @@ class Run:
         phalanx.core.errors.UsageError: unknown key in [recipe] 'stesp'; did you mean steps ...
 
     Attributes:
-        model, layout, recipe, data: the tables of the file.
+        model, layout, recipe, data, track: the tables of the file.
         cluster: the name in its table `[cluster]`.
         weights: the folder that training starts from, `weights` in `[model]`; empty means from
             values that the seed decides.
@@ -287,6 +290,7 @@ class Run:
     layout: Layout = field(default_factory=Layout)
     recipe: Recipe = field(default_factory=Recipe)
     data: Data = field(default_factory=Data)
+    track: Track = field(default_factory=Track)
     cluster: str = ""
     weights: str = ""
 
@@ -316,16 +320,18 @@ class Run:
             layout=Layout.parse(layout) if isinstance(layout, str) else Layout.from_mapping(layout),
             recipe=_build(Recipe, "recipe", tables.get("recipe", {})),
             data=_build(Data, "data", tables.get("data", {})),
+            track=_build(Track, "track", tables.get("track", {})),
             cluster=_cluster(tables.get("cluster", "")),
             weights=weights,
         )
 
     def to_toml(self) -> str:
         """The run file that `from_tables` reads back to the same values."""
-        sections: dict[str, ModelShape | Recipe | Data] = {
+        sections: dict[str, ModelShape | Recipe | Data | Track] = {
             "model": self.model,
             "recipe": self.recipe,
             "data": self.data,
+            "track": self.track,
         }
         lines = [f"# layout: {self.layout}", "[layout]"]
         lines += [f"{key} = {_toml(value)}" for key, value in self.layout.settings().items()]
@@ -358,7 +364,7 @@ def _build(cls: type[T], table: str, values: Any) -> T:
 
 def _keys() -> dict[str, list[str]]:
     """Every table of a run file with its keys."""
-    types = {"model": ModelShape, "layout": Layout, "recipe": Recipe, "data": Data}
+    types = {"model": ModelShape, "layout": Layout, "recipe": Recipe, "data": Data, "track": Track}
     keys = {table: [f.name for f in fields(cls)] for table, cls in types.items()}
     keys["model"].append("weights")
     return keys

@@ -28,6 +28,7 @@ Tokens = NDArray[np.integer[Any]]
 TEXT_SEPARATOR = 0
 NUM_BYTES = 256
 SCAN_CHUNK = 1 << 22  # tokens
+SAMPLE_CHUNK = 1 << 16  # tokens of each sample of a long file
 SCAN_CHUNKS = 16  # a longer file is sampled at opening; every batch is checked anyway
 
 
@@ -325,11 +326,12 @@ def _scan(corpus: Corpus) -> None:
     """Look for unknown ids before the first step: everywhere, or here and there if it is long."""
     if corpus.always_known:
         return
-    starts = np.arange(0, len(corpus), SCAN_CHUNK)
+    starts, size = np.arange(0, len(corpus), SCAN_CHUNK), SCAN_CHUNK
     if len(starts) > SCAN_CHUNKS:
-        starts = np.linspace(0, len(corpus) - SCAN_CHUNK, SCAN_CHUNKS, dtype=np.int64)
+        size = min(SAMPLE_CHUNK, SCAN_CHUNK)
+        starts = np.linspace(0, len(corpus) - size, SCAN_CHUNKS, dtype=np.int64)
     for start in starts:
-        chunk = corpus.tokens[start : start + SCAN_CHUNK]
+        chunk = corpus.tokens[start : start + size]
         corpus.require_known(chunk[None, :], np.array([start]))
 
 

@@ -21,7 +21,7 @@ KINDS: dict[str, str] = {
 }
 _KILLED_AT = (
     *("start", "step.before", "forward", "reduce", "message", "loss", "step.before_update"),
-    *("step.after", "step.told", "validation", "end"),
+    *("step.after", "step.told", "validation", "product", "end"),
 )
 _KILLED_IN_A_SAVE = ("save.begin", "save.copied", "save.write", "save.written")
 _KILLED_ON_RANK_0 = ("save.commit", "save.tidy")
@@ -98,7 +98,7 @@ def _kills(run: Run, dice: random.Random) -> Iterator[Injury]:
     ends = sorted({0, last})
     for rank in ends:
         for point in _KILLED_AT:
-            free = point in ("start", "validation", "end")
+            free = point in ("start", "validation", "product", "end")
             yield _kill(point, rank, None if free else _step(run, dice))
         for point in _KILLED_IN_A_SAVE:
             yield _kill(point, rank, saved)

@@ -11,10 +11,11 @@ from phalanx.core.errors import UsageError
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Data, Recipe, Run
+from phalanx.core.track import Track
 from phalanx.schedules.registry import NAMES
 
 KEYS = [known for known in topics() if known.kind.endswith("key")]
-TABLES = {"layout": Layout, "model": ModelShape, "recipe": Recipe, "data": Data}
+TABLES = {"layout": Layout, "model": ModelShape, "recipe": Recipe, "data": Data, "track": Track}
 TOGETHER = {  # keys that mean nothing alone, with what they need
     "experts": {"top_k": 2},
     **{name: {"experts": 8, "top_k": 2} for name in ("top_k", "shared_experts", "moe_ffn")},
@@ -50,7 +51,9 @@ def test_a_default_is_the_one_of_the_class(key: Topic):
     table, _, name = key.name.partition(".")
     if table == "layout" or name in ("weights",) or table == "cluster":
         return
-    value = getattr({"model": ModelShape, "recipe": Recipe, "data": Data}[table], name)
+    value = getattr(
+        {"model": ModelShape, "recipe": Recipe, "data": Data, "track": Track}[table], name
+    )
     expected = {True: "true", False: "false"}.get(value) if isinstance(value, bool) else str(value)
     assert key.default.strip('"') == expected
 

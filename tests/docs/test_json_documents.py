@@ -60,6 +60,8 @@ ASKED = {  # command lines whose documents have between them every field
     "checkpoints --show": [("checkpoints", SAVED, "--show", "1")],
     "checkpoints --diff": [("checkpoints", SAVED, "--diff", "1", "2")],
     "train --dry-run": [("train", str(ROOT / "examples" / "demo.toml"), "--dry-run")],
+    "completion": [("completion", "bash")],
+    "launch": [("launch", "slurm", str(ROOT / "examples" / "demo.toml"), "--nodes", "2")],
     "models": [("models",), ("models", "llama-3.1-8b", "--on", "h100x64")],
     "clusters": [("clusters",)],
     "clusters NAME": [("clusters", "h100x64")],

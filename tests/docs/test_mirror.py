@@ -7,6 +7,7 @@ ACROSS = {  # what belongs to no single room
     "docs": "what the pages say",
     "faults": "what breaks while it runs",
     "gpu": "what needs a GPU",
+    "package": "what is published",
     "published": "worked numbers of books and papers",
 }
 

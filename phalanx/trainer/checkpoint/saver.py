@@ -1,7 +1,7 @@
 """Save while training goes on: copy first, write behind, commit all or nothing."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -52,6 +52,8 @@ class Saver:
         patience: seconds to wait for the slowest rank before a save is given up.
         disk: the file system.
         finite: a save fails whose tensors hold a nan or an infinity.
+        known: how many of these this rank's tensors hold in any case, by field and name such as
+            `weight of embedding.weight`.
         count: how many saves have begun.
 
     Raises:
@@ -69,6 +71,7 @@ class Saver:
     patience: float = 1800.0
     disk: Disk = field(default_factory=Disk)
     finite: bool = False
+    known: Mapping[str, int] = field(default_factory=dict)
     count: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -175,7 +178,7 @@ class Saver:
 
     def _write(self, save: Save, shard: Shard, state: dict[str, Any]) -> None:
         try:
-            if self.finite and (spoiled := shard.spoiled()):
+            if self.finite and (spoiled := shard.spoiled(self.known)):
                 raise SpoiledError(save.sentence(f"{spoiled}, on rank {self.rank}"))
             write_part(save, shard)
             if self.rank == 0:

@@ -7,7 +7,8 @@ disk can be answered and fsync be called; it is read by the safetensors package.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,16 +51,22 @@ class Shard:
         """Size of the file."""
         return len(self.header) + len(self.data)
 
-    def spoiled(self) -> str:
-        """Which tensor holds a nan or an infinity, and how many; empty if none does."""
+    def spoiled(self, known: Mapping[str, int] | None = None) -> str:
+        """Which tensor holds a nan or an infinity, and how many; empty if none does.
+
+        Args:
+            known: how many may be there, by the label of a tensor.
+        """
+        counts: Counter[str] = Counter()
         values, start = self.data.numpy(), 0
         for entry in self.stored:
             stop = start + (entry.part.stop - entry.part.start) * WIDTHS[entry.dtype]
-            count = count_not_finite(values[start:stop], entry.dtype)
-            if count:
-                are = "value is" if count == 1 else "values are"
-                return f"{count:,} {are} nan or infinite in {entry.label}"
+            counts[entry.label] += count_not_finite(values[start:stop], entry.dtype)
             start = stop
+        for label, count in counts.items():
+            if count > (known or {}).get(label, 0):
+                are = "value is" if count == 1 else "values are"
+                return f"{count:,} {are} nan or infinite in {label}"
         return ""
 
     def chunks(self) -> Iterator[memoryview]:

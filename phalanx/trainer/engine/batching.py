@@ -14,7 +14,9 @@ from phalanx.trainer.model.batch import MicroBatch
 from phalanx.trainer.model.loss import IGNORED
 
 
-def micro_batches(engine: Engine, step: int, batch: Batch) -> list[MicroBatch]:
+def micro_batches(
+    engine: Engine, step: int, batch: Batch, places: range | None = None
+) -> list[MicroBatch]:
     """Cut this rank's part of its sequences into micro-batches.
 
     Sequences are padded so that cp and tp can cut them: at the end, where no token looks at the
@@ -23,7 +25,8 @@ def micro_batches(engine: Engine, step: int, batch: Batch) -> list[MicroBatch]:
     Args:
         engine: of this rank.
         step: from 0; dropout depends on it.
-        batch: the sequences at `engine.positions()`.
+        batch: the sequences at these places.
+        places: in the global batch; None means `engine.positions()`.
     """
     run, device, context = engine.run, engine.mesh.device, engine.context
     pad = run.layout.padded_seq(run.recipe.seq) - run.recipe.seq
@@ -38,7 +41,7 @@ def micro_batches(engine: Engine, step: int, batch: Batch) -> list[MicroBatch]:
     documents = None
     if batch.documents is not None:
         documents = F.pad(torch.from_numpy(batch.documents), (0, pad), value=-1).to(device)
-    samples = torch.tensor(engine.positions(), device=device)
+    samples = torch.tensor(places or engine.positions(), device=device)
     size = run.layout.mb
     return [
         MicroBatch(

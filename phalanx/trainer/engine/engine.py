@@ -24,6 +24,8 @@ from phalanx.trainer.precision.arithmetic import Arithmetic, choose
 from phalanx.trainer.precision.dtypes import Dtypes
 from phalanx.trainer.precision.loss_scale import LossScale
 
+PRODUCTS_PER_LOOK = 10  # looked at between two looks for silent corruption
+
 
 @dataclass(frozen=True)
 class Engine:
@@ -55,10 +57,15 @@ class Engine:
     arithmetic: Arithmetic
     spikes: SpikeDetector
 
-    def positions(self) -> range:
-        """Which sequences of the global batch this rank works on."""
-        share = self.run.recipe.batch // self.run.layout.dp
-        return range(self.mesh.at.dp * share, (self.mesh.at.dp + 1) * share)
+    def positions(self, ahead: int = 0) -> range:
+        """Which sequences of the global batch this rank works on.
+
+        Args:
+            ahead: so many places further along dp, around: those of another rank.
+        """
+        dp = self.run.layout.dp
+        share, at = self.run.recipe.batch // dp, (self.mesh.at.dp + ahead) % dp
+        return range(at * share, (at + 1) * share)
 
     @property
     def context(self) -> ContextParallel:
@@ -101,7 +108,7 @@ def build_engine(run: Run, mesh: Mesh, source: Source | None = None) -> Engine:
     layout = run.layout
     precision = Dtypes.of(run, mesh.device)
     schedule = lowered(layout, run.micro_batches, reduces_every(layout))
-    arithmetic = choose(precision, mesh)
+    arithmetic = choose(precision, mesh, _sampled_every(run))
     source = source or init_source(run)
     stages = build_stages(run, mesh, precision, arithmetic.products, source)
     units = list(dict.fromkeys(unit for stage in stages.values() for unit in stage.all_units))
@@ -134,6 +141,14 @@ def build_engine(run: Run, mesh: Mesh, source: Source | None = None) -> Engine:
         arithmetic=arithmetic,
         spikes=spikes,
     )
+
+
+def _sampled_every(run: Run) -> int | None:
+    """Steps between two looks at a product; None where products are parts of larger kernels."""
+    every = run.recipe.check_every
+    if run.layout.compile:
+        return None
+    return max(every // PRODUCTS_PER_LOOK, 1) if every else 0
 
 
 def _rule(run: Run, updated: Updated, stages: dict[int, Stage]) -> UpdateRule:

@@ -64,13 +64,16 @@ def train_step(engine: Engine, step: int, batch: Batch) -> StepResult:
     return update(engine, loss)
 
 
-def passes(engine: Engine, step: int, batch: Batch) -> PendingScalar:
+def passes(
+    engine: Engine, step: int, batch: Batch, positions: range | None = None
+) -> PendingScalar:
     """Do all forwards and backwards, and reduce the gradients.
 
     Args:
         engine: of this rank.
         step: from 0.
-        batch: the sequences at `engine.positions()`.
+        batch: the sequences at these positions.
+        positions: in the global batch; None means `engine.positions()`.
 
     Returns:
         The loss of the global batch, nats per valid token, on its way; the same on every rank.
@@ -79,7 +82,7 @@ def passes(engine: Engine, step: int, batch: Batch) -> PendingScalar:
         ActionError: an action of the schedule failed for a reason that is not the user's.
     """
     with engine.recorder.span("micro-batches", "data"):
-        batches = micro_batches(engine, step, batch)
+        batches = micro_batches(engine, step, batch, positions)
         valid = count_valid(engine, batches, each=engine.rule.each_micro_batch)
     engine.arithmetic.history.begin_step()
     losses = engine.executor.run(batches, engine.loss_scale.value / valid)

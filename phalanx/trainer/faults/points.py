@@ -6,6 +6,7 @@ POINTS: dict[str, str] = {
     "resume.after": "its state is loaded",
     "step.before": "the batch of a step is here, and its work has not begun",
     "forward": "a block, or another part of a stage, has gone forward with a micro-batch",
+    "product": "a sampled product is computed, and about to be held against its checksum",
     "reduce": "the gradient of a unit on this rank is complete, and about to be reduced",
     "loss": "the loss of a rank is about to be added to those of the others",
     "step.before_update": "gradients are reduced, and the weights have not moved",

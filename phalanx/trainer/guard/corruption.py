@@ -1,15 +1,17 @@
 """Silent corruption: a bit that flips without an error, found by a copy or a memory of it.
 
-Two looks, both by checksums of eight bytes, which any one flipped bit changes:
+Two looks are by checksums of eight bytes, which any one flipped bit changes; a third is not exact:
 
     at rest   what the update left on this rank is what the next step finds; if not, the memory of
               this rank has changed by itself, and no other is to blame
     copies    ranks that hold the same (dp replicas of weights, all of the state under zero=0 and
               HSDP, what tp leaves whole) have the same checksums; the few that differ from most are
               to blame, and where there is no majority all of them are named
+    products  one product in every tenth of the steps between two looks is held against a checksum
+              of its own (`precision/sampled.py`); the rank that computed it is to blame
 
-What neither shows, a wrong product or a wrong gradient from which every rank learns alike, may be
-found by doing passes again: see `repeat.py`.
+What none of them shows, a wrong product or a wrong gradient from which every rank learns alike,
+may be found by doing passes again: see `repeat.py`.
 """
 
 from collections import Counter
@@ -96,6 +98,14 @@ class CorruptionWatch:
         """Whether there is a look before step `step`, counted from 0."""
         return self.every > 0 and step > 0 and step % self.every == 0
 
+    def begin_step(self, step: int) -> None:
+        """Choose which product of a step is held against its checksum, if one is.
+
+        Args:
+            step: from 0.
+        """
+        self._engine.arithmetic.sampler.begin_step(step)
+
     def remember(self) -> None:
         """Note what the update has left, for `find` to come back to."""
         self._left = [(what, checksum(x)) for what, x in self._own()]
@@ -106,20 +116,24 @@ class CorruptionWatch:
         Returns:
             None where nothing is wrong.
         """
-        mine, differing = self._changed_at_rest(), self._unlike_copies()
+        mine = self._changed_at_rest() or self._wrong_product()
+        differing = self._unlike_copies()
         return agree_on(self._engine.mesh, mine or differing, certain=mine is not None)
 
     def _changed_at_rest(self) -> Suspicion | None:
         left, self._left = self._left, []
         if not left:
             return None
-        rank = dist.get_rank() if dist.is_initialized() else 0
         now = [checksum(x) for _, x in self._own()]
         same = torch.stack([a == b for (_, a), b in zip(left, now, strict=True)]).tolist()
         for (what, _), equal in zip(left, same, strict=True):
             if not equal:
-                return Suspicion((rank,), f"{what} changed since the update that made it")
+                return Suspicion((_rank(),), f"{what} changed since the update that made it")
         return None
+
+    def _wrong_product(self) -> Suspicion | None:
+        found = self._engine.arithmetic.sampler.found()
+        return Suspicion((_rank(),), found) if found else None
 
     def _own(self) -> Iterator[tuple[str, Tensor]]:
         """What this rank keeps from step to step, by name."""
@@ -222,6 +236,10 @@ def agree_on(mesh: Mesh, mine: Suspicion | None, *, certain: bool) -> Suspicion 
     uncertain, names, best = min(seen)
     alike = [one.ranks for *key, one in seen if key == [uncertain, names] and one.what == best.what]
     return best._replace(ranks=tuple(sorted({rank for ranks in alike for rank in ranks})))
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def _is_shared(slot: Slot, parts: int) -> bool:

@@ -6,7 +6,7 @@ are fp32.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -19,6 +19,7 @@ from phalanx.trainer.precision.multiply import emulated, has_native_products, na
 from phalanx.trainer.precision.nvfp4 import Nvfp4
 from phalanx.trainer.precision.per_tensor import Current, PerTensor
 from phalanx.trainer.precision.product import MatrixCut, Multiplier, Products, plain
+from phalanx.trainer.precision.sampled import ProductSampler, Sampled
 
 RECIPES = {
     "fp8": "FP8, delayed scaling",
@@ -39,23 +40,30 @@ class Arithmetic:
         products: for each of them.
         history: what delayed scaling remembers; empty in every other recipe.
         description: the choice, in a line for the user; empty where nothing was chosen.
+        sampler: looks at products now and then; at none of a recipe of few bits.
     """
 
     products: Products
     history: AmaxHistory
     description: str
+    sampler: ProductSampler = field(default_factory=ProductSampler)
 
 
-def choose(precision: Dtypes, mesh: Mesh) -> Arithmetic:
+def choose(precision: Dtypes, mesh: Mesh, sampled_every: int | None = None) -> Arithmetic:
     """What the run's precision asks for, by the kernels that this device has.
 
     Args:
         precision: says the recipe, and the dtype of results.
         mesh: the groups over which operands are cut and batches are spread, and the device.
+        sampled_every: steps between two of which a product is held against its checksum; 0 for
+            none unless it is asked for, None where it cannot be.
     """
     history = AmaxHistory([mesh.tensor, mesh.data, mesh.pipeline_replicas], mesh.device)
     if not precision.recipe:
-        return Arithmetic(plain, history, "")
+        if sampled_every is None:
+            return Arithmetic(plain, history, "")
+        sampler = ProductSampler(sampled_every, seed=mesh.layout.rank_at(mesh.at))
+        return Arithmetic(lambda name, _: Sampled(name, sampler), history, "", sampler)
     per_tensor = precision.recipe in ("fp8", "fp8-current")
     fast = per_tensor and has_native_products(mesh.device) and precision.rest != "fp64"
     multiply = native(precision.compute) if fast else emulated(precision.compute)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
-from phalanx.core.errors import PhalanxError, RefusedError, StartError
+from phalanx.core.errors import PhalanxError, RankLeftError, RefusedError, StartError
 from phalanx.data.processes import leaving_main_alone
 from phalanx.trainer.run.restart import Restarter, may_pass
 from phalanx.trainer.run.signals import INTERRUPTED, EndedError, Requests, held_back, listening
@@ -124,7 +124,8 @@ def launch(
     Args:
         entry: a function of some module; returns an exit code, the same on every rank.
         args: must pickle.
-        ranks: processes to start; each on its own GPU if there are enough, else all on the CPU.
+        ranks: processes to start here; each on its own GPU if there are enough, else all on the
+            CPU.
         on_stop: called when such a request has been passed on.
         on_event: is told in a line when ranks that could not connect are started once more.
         restarter: says after a failure whether the ranks are started again; None never does.
@@ -144,7 +145,7 @@ def launch(
     number = unconnected = 0
     with listening() as requests:
         while True:
-            attempt = (entry, args, ranks, number, restarter.grace if restarter else 0.0)
+            attempt = (entry, args, ranks, number, *_of_restarter(restarter))
             try:
                 return _supervised(attempt, requests, on_stop)
             except EndedError as error:
@@ -179,14 +180,26 @@ def _interrupted(restarter: Restarter | None, error: PhalanxError) -> int:
     raise EndedError("ended before anything was saved: there is nothing to resume")
 
 
+def _of_restarter(restarter: Restarter | None) -> tuple[Any, ...]:
+    """How long a stop may take, and who else starts ranks of the same run."""
+    return (restarter.grace, restarter.team) if restarter else (0.0, None)
+
+
 def _supervised(
     attempt: tuple[Any, ...], requests: Requests, on_stop: Callable[[], None] | None
 ) -> int:
     from phalanx.trainer.run.supervise import Attempt, supervise
 
+    started = Attempt(*attempt)
     try:
         with leaving_main_alone():
-            return supervise(Attempt(*attempt), requests, on_stop)
+            return supervise(started, requests, on_stop)
+    except PhalanxError as error:
+        if started.team is None:
+            raise
+        if isinstance(error, StartError):  # all machines have to try again, or none
+            error = RankLeftError(str(error))
+        raise started.team.failed(error) from error
     except (EOFError, ConnectionError) as error:  # the clean process is gone
         raise PhalanxError(
             "the process that ranks are forked from has ended, as it does when memory runs out; "

@@ -8,11 +8,15 @@ again.
 
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from phalanx.core.errors import LostMessageError, PhalanxError, RankLeftError
 from phalanx.core.run import Recipe
 from phalanx.trainer.run.events import EventLog
 from phalanx.trainer.run.rundir import RunDirectory
+
+if TYPE_CHECKING:
+    from phalanx.trainer.run.nodes import Team
 
 TRIES_WITHOUT_PROGRESS = 3
 DOUBTED = "doubted-"  # before the name of a checkpoint that was gone back behind
@@ -43,7 +47,11 @@ class Restarter:
     Attributes:
         count: how often it was.
         grace: seconds that ranks have to save when they are asked to stop; 0 means no end.
+        events: is told of every restart.
+        team: the launchers of all machines; None where there is one machine.
     """
+
+    team: "Team | None" = None
 
     def __init__(self, directory: RunDirectory, recipe: Recipe, events: EventLog) -> None:
         """Begin to count.
@@ -54,7 +62,8 @@ class Restarter:
             events: is told of every restart.
         """
         self.count, self.grace = 0, recipe.grace
-        self._directory, self._most, self._events = directory, recipe.max_restarts, events
+        self.events = events
+        self._directory, self._most = directory, recipe.max_restarts
         self._furthest = -1
         self._vain = 0
         self._went_back = ""
@@ -90,7 +99,7 @@ class Restarter:
         """
         step = max(self._directory.last_step(), 0)
         text = f"asked to stop after step {step}, which is not saved: {_headline(error)}"
-        self._events.tell("stop", text, step=step, rank=getattr(error, "rank", None))
+        self.events.tell("stop", text, step=step, rank=getattr(error, "rank", None))
 
     def resumable(self) -> bool:
         """Whether there is a checkpoint to go on from."""
@@ -105,7 +114,7 @@ class Restarter:
         text = f"{_headline(error)} after step {step}; restart {self.count} of at most {self._most}"
         if self._vain:
             text += f", the {_ordinal(self._vain)} in a row that came no further"
-        self._events.tell(
+        self.events.tell(
             "restart",
             text,
             step=step,
@@ -127,7 +136,7 @@ class Restarter:
             newest.rename(aside)
             self._went_back = before.name
             text = f"going back to {before.name}; {newest.name} is set aside as {aside.name}"
-            self._events.tell("set aside", text, step=known[0][0], checkpoint=str(aside))
+            self.events.tell("set aside", text, step=known[0][0], checkpoint=str(aside))
 
     def _given_up(self, error: PhalanxError, step: int) -> WorkerCrashError:
         rank, signal = getattr(error, "rank", 0), getattr(error, "signal", "")
@@ -139,7 +148,7 @@ class Restarter:
                 why += f", one of them from {self._went_back}, a checkpoint further back"
         text = f"{why}; the last failure: {error}"
         headline = f"{why}; {_headline(error)}"
-        self._events.write("stop", headline, step=step, rank=rank, signal=signal, cause=str(error))
+        self.events.write("stop", headline, step=step, rank=rank, signal=signal, cause=str(error))
         return WorkerCrashError(text, rank, signal)
 
 

@@ -34,6 +34,7 @@ from phalanx.trainer.run.shares import StepShares
 from phalanx.trainer.run.state import own_pieces
 from phalanx.trainer.run.text import open_text
 from phalanx.trainer.run.worker import Worker
+from phalanx.trainer.track.tracking import Tracked
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,8 @@ def open_session(
     main = worker.rank == 0
     reporter = reporter if main else Silent()
     events = _events(directory if main else None, reporter)
+    if main and directory and run.track.trackers:
+        reporter = Tracked(reporter, run, directory.path, events.note)
     saver = _saver(directory, run, mesh, events, worker) if directory else None
     if saver:
         saver.prepare(own_pieces(engine))
@@ -183,11 +186,10 @@ def _tell_of_weights(session: Session) -> None:
     if session.worker.rank == 0:
         for note in notes_on_weights(folder):
             session.events.note(note)
-    mine = {
-        piece.name: bad
-        for piece in own_pieces(session.engine)
-        if piece.field == "weight" and (bad := int((~torch.isfinite(piece.data)).sum()))
-    }
+    mine: dict[str, int] = {}
+    for piece in own_pieces(session.engine):
+        if piece.field == "weight" and (bad := int((~torch.isfinite(piece.data)).sum())):
+            mine[piece.name] = mine.get(piece.name, 0) + bad
     everyone = [mine] * mesh.world.size
     if mesh.world.size > 1:
         dist.all_gather_object(everyone, mine)
@@ -198,10 +200,10 @@ def _tell_of_weights(session: Session) -> None:
     for name, count in sorted(totals.items()):
         session.events.note(
             f"{folder}: {count:,} values of {name} are nan or infinite; training goes on with "
-            "them, and what is saved is not held against that"
+            "them, and only what is so besides fails a save"
         )
-    if session.saver and totals:
-        session.saver.finite = False
+    if session.saver:
+        session.saver.known = {f"weight of {name}": count for name, count in mine.items()}
 
 
 def describe_session(session: Session, first: int) -> RunInfo:

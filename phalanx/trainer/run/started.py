@@ -52,6 +52,64 @@ class Started(NamedTuple):
         )
 
 
+class Node(NamedTuple):
+    """This machine among those of a run with one launcher each.
+
+    Attributes:
+        number: of this machine, from 0.
+        total: how many there are.
+        address: of machine 0.
+        port: where launchers meet there.
+    """
+
+    number: int
+    total: int
+    address: str
+    port: int
+
+
+def node_of(
+    count: int, number: int | None, rendezvous: str, environ: Mapping[str, str] = os.environ
+) -> Node:
+    """Which machine this is; Slurm and Kubernetes say what the arguments do not.
+
+    Args:
+        count: how many machines there are.
+        number: of this one, from 0; None where the environment says it.
+        rendezvous: `HOST:PORT` of machine 0; empty where the environment says it.
+        environ: the environment variables.
+
+    Raises:
+        UsageError: the number or the address is missing, or makes no sense.
+
+    Example:
+        >>> node_of(2, 1, "node01:29400")
+        Node(number=1, total=2, address='node01', port=29400)
+    """
+    if number is None:
+        number = _number(environ, "SLURM_NODEID")
+    if number is None:
+        number = _number(environ, "JOB_COMPLETION_INDEX")
+    if number is None:
+        raise UsageError(
+            f"--nodes {count}, but nothing says which of them this is; give --node-rank, from 0"
+        )
+    if not 0 <= number < count:
+        raise UsageError(f"--node-rank is {number}; with --nodes {count} it is 0 to {count - 1}")
+    address, colon, port = rendezvous.rpartition(":")
+    if rendezvous and not (colon and address and port.isdecimal() and int(port) < 1 << 16):
+        raise UsageError(f"--rendezvous is {rendezvous!r}; write HOST:PORT, such as node01:29400")
+    if not rendezvous:
+        nodes = _first(environ, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
+        address = environ.get("MASTER_ADDR") or first_node(nodes)
+    if not address:
+        raise UsageError(
+            f"--nodes {count}, but nothing says where they meet; give --rendezvous HOST:PORT of "
+            "machine 0"
+        )
+    return Node(number, count, address, int(port) if rendezvous else _port(environ))
+
+
 def started_by(environ: Mapping[str, str] = os.environ) -> Started | None:
     """Who started this process as one of several; None where nobody did.
 

@@ -27,6 +27,7 @@ from torch.distributed.elastic.rendezvous import (
 from phalanx.core import errors
 from phalanx.core.errors import PhalanxError
 from phalanx.trainer.faults.inject import PLAN
+from phalanx.trainer.run.nodes import Team
 from phalanx.trainer.run.restart import WorkerCrashError
 from phalanx.trainer.run.signals import EndedError, Requests
 from phalanx.trainer.run.watch import Watch
@@ -45,6 +46,7 @@ class Attempt(NamedTuple):
         ranks: how many.
         number: which start of the run this is, from 0.
         grace: seconds that they have to save when they are asked to stop; 0 means no end.
+        team: the launchers of all machines; None where there is one machine.
     """
 
     entry: Entry
@@ -52,6 +54,7 @@ class Attempt(NamedTuple):
     ranks: int
     number: int = 0
     grace: float = 0.0
+    team: Team | None = None
 
 
 def supervise(
@@ -81,14 +84,36 @@ def supervise(
         # Outside the main thread torchelastic leaves signals alone: its own way of handling them
         # kills workers that are still saving after 30 seconds.
         outcome = pool.submit(agent.run)
-        watch = Watch(Path(notes), range(attempt.ranks))
-        _wait(outcome, agent, _Stop(requests, attempt.grace, on_stop), watch)
+        watch = Watch(Path(notes), ranks_here(attempt))
+        _wait(outcome, agent, _Stop(requests, attempt.grace, on_stop), _Watchers(watch, attempt))
         result = outcome.result()
         if result.is_failed():
             if requests.stop and _ended_unheard(result):
                 raise EndedError("ended before the ranks could hear of it")
             raise _failure(result, Path(notes))
         return max(int(code or 0) for code in result.return_values.values())
+
+
+def ranks_here(attempt: Attempt) -> range:
+    """The ranks of this machine, as they are numbered among all."""
+    first = attempt.team.node.number * attempt.ranks if attempt.team else 0
+    return range(first, first + attempt.ranks)
+
+
+class _Watchers(NamedTuple):
+    """Who may say that the ranks of this machine have to be ended."""
+
+    watch: Watch
+    attempt: Attempt
+
+    def look(self) -> PhalanxError | None:
+        """Who hangs here, or that ranks of another machine are gone."""
+        found, team = self.watch.look(), self.attempt.team
+        if team is None:
+            return found
+        if found is not None and not found.waits:  # else another machine finds out why
+            return found
+        return team.failed_elsewhere()
 
 
 class _Loopback(RendezvousHandler):
@@ -144,7 +169,7 @@ def _agent(attempt: Attempt, notes: str) -> LocalElasticAgent:
         local_world_size=attempt.ranks,
         entrypoint=work,
         args=(attempt.entry, attempt.args, place),
-        rdzv_handler=_Loopback(),
+        rdzv_handler=attempt.team.rendezvous() if attempt.team else _Loopback(),
         max_restarts=0,
         monitor_interval=POLL_SECONDS,
     )
@@ -166,13 +191,14 @@ class _Stop(NamedTuple):
 
 
 def _wait(
-    outcome: "Future[RunResult]", agent: LocalElasticAgent, stop: _Stop, watch: Watch
+    outcome: "Future[RunResult]", agent: LocalElasticAgent, stop: _Stop, watchers: _Watchers
 ) -> None:
     """Return when all ranks have ended, by themselves or for a reason.
 
     Raises:
         EndedError: they were asked to stop, and did not within their time.
         HangError: one of them did nothing any more.
+        RankLeftError: ranks of another machine have ended.
     """
     passed_on = False
     ended: PhalanxError | None = None
@@ -184,8 +210,8 @@ def _wait(
                 stop.on_stop()
         if ended is None:
             late = EndedError("ended before the ranks could save") if stop.overdue else None
-            ended = late or watch.look()
-        if ended is not None or watch.lingering():
+            ended = late or watchers.look()
+        if ended is not None or watchers.watch.lingering():
             _send(agent, signal.SIGKILL)
     if ended is not None:
         raise ended

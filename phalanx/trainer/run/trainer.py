@@ -11,10 +11,11 @@ import torch.distributed as dist
 from phalanx.core.errors import PhalanxError
 from phalanx.core.run import Run
 from phalanx.core.timeline import Span, Timeline
+from phalanx.data.batches import Batch
 from phalanx.data.prefetch import Prefetcher
 from phalanx.trainer import faults
 from phalanx.trainer.engine.balance import ExpertLoad
-from phalanx.trainer.engine.step import train_step
+from phalanx.trainer.engine.step import StepResult, train_step
 from phalanx.trainer.guard.corruption import Suspicion
 from phalanx.trainer.run.continuity import Resume, identity
 from phalanx.trainer.run.go_back import Back, go_back, is_spoiled, look, suspected
@@ -155,8 +156,8 @@ def _take_steps(session: Session, first: int, last: int) -> StepsTaken:
             back = look(session, step) if session.watch.is_due(step) else None
             if back is not None:
                 return StepsTaken(step, back=back)
-            twice = session.repeat.is_due(step)
-            result = session.repeat.step(step, batch) if twice else train_step(engine, step, batch)
+            session.watch.begin_step(step)
+            result = _take_step(session, step, batch)
             if isinstance(result, Suspicion):
                 return StepsTaken(step, back=suspected(result, step))
             if kernels:
@@ -188,6 +189,13 @@ def _take_steps(session: Session, first: int, last: int) -> StepsTaken:
                 return found
             start = shares.begin(engine, meter)
     return StepsTaken(last)
+
+
+def _take_step(session: Session, step: int, batch: Batch) -> StepResult | Suspicion:
+    """One step; now and then with its passes done twice."""
+    if session.repeat.is_due(step):
+        return session.repeat.step(step, batch, session.training.batch)
+    return train_step(session.engine, step, batch)
 
 
 def _agree(session: Session, load: ExpertLoad, waited: float) -> Agreed:

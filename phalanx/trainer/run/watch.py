@@ -25,6 +25,8 @@ from phalanx.trainer.run.heartbeat import (
 )
 from phalanx.trainer.run.restart import WorkerCrashError
 
+START_SECONDS = 120.0  # in which no rank that starts computes a thing: nothing is that slow
+IDLE_SHARE = 0.02  # of a core, that threads take which only look now and then
 MOST_GAP = 1.0  # seconds between two looks; more means that nobody looked
 STACK_SECONDS = 0.5  # for ranks to write their stacks
 GUARD_SECONDS = 0.5
@@ -56,13 +58,16 @@ class HangError(WorkerCrashError):
 class Watch:
     """Looks at the beats of the ranks of one launch, over and over."""
 
-    def __init__(self, folder: Path, ranks: Sequence[int]) -> None:
+    def __init__(self, folder: Path, ranks: Sequence[int], *, alone: bool = True) -> None:
         """Look at nothing yet.
 
         Args:
             folder: where they write their beats.
             ranks: which there are on this machine.
+            alone: there are no others; else these may wait for another machine to start.
         """
+        self._alone = alone
+        self._idle = self._spent = 0.0
         self._folder, self._ranks = folder, ranks
         self._looked = time.monotonic()
         self._beats = self._stalled = self._dead = 0.0
@@ -80,9 +85,21 @@ class Watch:
         states = [state(pulse.pid) for pulse in pulses]
         if "t" in states or "" in states:  # a debugger looks; or one has died, and that is told
             return None
-        if "T" not in states and self._stalled <= max(pulse.limit for pulse in pulses):
+        overdue = self._stalled > max(pulse.limit for pulse in pulses)
+        if not overdue and "T" not in states and not self._starts_idle(pulses, states, gap):
             return None
         return blame(pulses, self._stalled, self._folder)
+
+    def _starts_idle(self, pulses: Sequence[Pulse], states: Sequence[str], gap: float) -> bool:
+        """Whether ranks that start, which may take long, have done nothing for too long."""
+        spent = sum(cpu_seconds(pulse.pid) for pulse in pulses)
+        starting = self._alone and all(pulse.phase == "start" for pulse in pulses)
+        busy = spent - self._spent > 0.1 + IDLE_SHARE * self._idle or set(states) & {"R", "D", "?"}
+        if busy or not starting:
+            self._idle, self._spent = 0.0, spent
+            return False
+        self._idle += gap
+        return self._idle > START_SECONDS
 
     def lingering(self) -> bool:
         """Whether a rank has died some time ago, and others are still there."""
@@ -107,7 +124,7 @@ def guard_each_other(folder: Path, ranks: Sequence[int], say: Callable[[str], No
         ranks: which they are.
         say: is told who hangs, by the first rank that finds out.
     """
-    watch = Watch(folder, ranks)
+    watch = Watch(folder, ranks, alone=len(ranks) == int(os.environ.get("WORLD_SIZE", "1")))
 
     def look() -> None:
         while True:
@@ -153,6 +170,15 @@ def state(pid: int) -> str:
     except (OSError, IndexError):
         return ""
     return "" if found in "ZX" else found
+
+
+def cpu_seconds(pid: int) -> float:
+    """What a process and those that it has waited for have computed; 0 where nobody can say."""
+    with suppress(OSError, IndexError, ValueError):
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+        times = stat.rsplit(")", 1)[1].split()[11:15]
+        return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
+    return 0.0
 
 
 def _culprit(pulses: Sequence[Pulse]) -> Pulse:

@@ -193,7 +193,8 @@ def init_process_group(
         StartError: they cannot connect.
     """
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    if int(os.environ.get("WORLD_SIZE", "1")) == local_ranks:
+    alone = int(os.environ.get("WORLD_SIZE", "1")) == local_ranks
+    if alone or os.environ.get("MASTER_ADDR", "").startswith("127."):
         _stay_on_loopback()
     if torch.cuda.device_count() < local_ranks:
         _connect("gloo", timeout, None, store)

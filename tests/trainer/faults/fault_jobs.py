@@ -18,7 +18,8 @@ from phalanx.trainer.run.worker import StopSignal, Worker
 
 SHAPE = ModelShape(layers=2, hidden=32, heads=2, kv_heads=2, ffn=64, vocab=256, tied=True)
 RECIPE = Recipe(
-    seq=16, batch=4, steps=4, warmup=2, evaluate_batches=1, sample_tokens=0, checkpoint_every=2
+    **{"seq": 16, "batch": 4, "steps": 4, "warmup": 2, "evaluate_batches": 1},
+    **{"sample_tokens": 0, "checkpoint_every": 2, "check_every": 10},
 )
 
 

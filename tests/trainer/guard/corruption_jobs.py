@@ -4,9 +4,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from phalanx.core.run import Run
 from phalanx.trainer import faults
+from phalanx.trainer.precision.product import PLAIN, Operand
+from phalanx.trainer.precision.sampled import Sampled
 from phalanx.trainer.run.report import Silent, Summary
 from phalanx.trainer.run.rundir import RunDirectory
 from phalanx.trainer.run.trainer import train
@@ -21,6 +24,31 @@ class Watcher(Silent):
 
     def on_end(self, summary: Summary) -> None:
         self.summary = summary
+
+
+def train_on_a_broken_unit(run: Run, path: Path, broken: int, *, shows: bool) -> int:
+    """Train while the products of one rank are wrong; `shows` has their checksums show it."""
+    before = Sampled.forward
+    if dist.get_rank() == broken:
+        Sampled.forward = _wrong if shows else _wrong_unseen  # type: ignore[method-assign]
+    try:
+        return train_injured(run, path, faults.FaultPlan())
+    finally:
+        Sampled.forward = before  # type: ignore[method-assign]
+
+
+def _wrong(self: Sampled, x: Operand, w: Operand) -> Tensor:
+    y = PLAIN.forward(x, w)
+    y.view(-1)[3] += 2.0
+    if self._sampler.takes():
+        self._sampler.look("a product", y, x.data, w.data)
+    return y
+
+
+def _wrong_unseen(self: Sampled, x: Operand, w: Operand) -> Tensor:
+    y = PLAIN.forward(x, w)
+    y.view(-1)[3] += 1e-5
+    return y
 
 
 def train_injured(run: Run, path: Path, plan: faults.FaultPlan) -> int:

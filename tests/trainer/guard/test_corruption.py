@@ -98,6 +98,22 @@ def flip(tensor: str, rank: int, step: int = 6) -> Fault:
 
 
 @pytest.mark.ranks
+@pytest.mark.parametrize("line", ["dp=2", "tp=2 precision=bf16"])
+def test_a_product_that_comes_out_wrong_is_found_and_its_rank_named(
+    ranks: RankPool, tmp_path: Path, text: Path, line: str
+) -> None:
+    """Every product goes through one; a wrong one is told before a checkpoint holds what it did."""
+    top = 14 if "bf16" in line else 30  # the highest bit of the exponent
+    wrong = Fault(point="product", action="flip", tensor="product:", rank=1, step=6, bit=top)
+    run = small(text, line, check_every=10, clip=1e-3)
+    assert trained(ranks, run, tmp_path / "whole") == []
+    (event,) = trained(ranks, run, tmp_path / "run", wrong)
+    assert (event["rank"], event["data"]["to"]) == (1, 4)
+    assert "times what rounding allows; going back to step 4" in event["text"]
+    assert equal(tmp_path / "whole", tmp_path / "run")
+
+
+@pytest.mark.ranks
 @pytest.mark.parametrize(
     ("line", "tensor", "rank"),
     [

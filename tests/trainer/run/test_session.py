@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from trainer_jobs import Trained, train_job
+from trainer_jobs import Trained, injured_job, train_job
 
+from phalanx.core.errors import CheckpointError
 from phalanx.core.layout import Layout
 from phalanx.core.run import Data, Recipe, Run
 from phalanx.oracle.pool import RankPool
+from phalanx.trainer.faults import Fault, FaultPlan
 from phalanx.trainer.model.init import shape_of_weights
 
 WEIGHTS = Path(__file__).parents[1] / "model" / "data" / "llama-tied"
@@ -47,3 +49,15 @@ def test_what_is_odd_is_told_once_under_any_layout(
     assert said[0].endswith("1 tensor without a place in the model, left out: vision.tower")
     assert ": 3 values of embedding.weight are nan or infinite; training goes on" in said[1]
     assert (tmp_path / "checkpoints" / "step-00000001" / "manifest.json").exists()
+
+
+@pytest.mark.ranks
+def test_what_becomes_odd_besides_fails_a_save(ranks: RankPool, tmp_path: Path, run: Run) -> None:
+    """The values that came with the folder stay where they are; one more is a fault."""
+    run = replace(run, recipe=replace(run.recipe, steps=2), layout=Layout.parse("dp=2 zero=3"))
+    spoil = Fault(
+        point="step.before", action="set", value="nan", step=1, tensor="weight:norm", times=9
+    )
+    with pytest.raises(CheckpointError, match="nan or infinite"):
+        ranks.run(2, injured_job, run, tmp_path, FaultPlan((spoil,)))
+    assert list((tmp_path / "checkpoints").glob("step-*")) == []

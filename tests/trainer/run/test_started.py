@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.core.errors import UsageError
-from phalanx.trainer.run.started import first_node, started_by
+from phalanx.trainer.run.started import first_node, node_of, started_by
 
 TORCHRUN = {
     "RANK": "3",
@@ -121,3 +121,30 @@ def test_torch_is_told_in_its_own_words() -> None:
     environ: dict[str, str] = {}
     found.tell_torch(environ)
     assert started_by(environ) == found._replace(launcher="torchrun")
+
+
+def test_slurm_says_which_machine_this_is_and_where_they_meet() -> None:
+    environ = {"SLURM_NODEID": "1", "SLURM_JOB_NODELIST": "gpu[07-08]", "MASTER_PORT": "29500"}
+    assert node_of(2, None, "", environ) == (1, 2, "gpu07", 29500)
+    assert node_of(2, None, "", environ | {"MASTER_ADDR": "10.0.0.7"}).address == "10.0.0.7"
+
+
+def test_kubernetes_says_which_machine_this_is() -> None:
+    assert node_of(3, None, "run-0:29400", {"JOB_COMPLETION_INDEX": "2"}).number == 2
+
+
+@pytest.mark.parametrize(
+    ("number", "rendezvous", "environ", "told"),
+    [
+        (None, "a:1", {}, "--node-rank"),
+        (2, "a:1", {}, "it is 0 to 1"),
+        (0, "a", {}, "HOST:PORT"),
+        (0, "a:70000", {}, "HOST:PORT"),
+        (0, "", {}, "--rendezvous"),
+    ],
+)
+def test_a_machine_that_cannot_know_its_place_is_refused(
+    number: int | None, rendezvous: str, environ: dict[str, str], told: str
+) -> None:
+    with pytest.raises(UsageError, match=told):
+        node_of(2, number, rendezvous, environ)

@@ -129,3 +129,27 @@ def test_ranks_that_are_not_all_there_yet_do_not_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hearts: list[Heartbeat]
 ) -> None:
     assert not Clock(monkeypatch).looks(Watch(tmp_path, range(3)), 600.0)
+
+
+def test_ranks_that_start_and_compute_nothing_hang_and_those_that_compute_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hearts = [Heartbeat(tmp_path, rank) for rank in range(2)]
+    spent = {"now": 0.0}
+    monkeypatch.setattr(watching, "state", lambda pid: "S")
+    monkeypatch.setattr(watching, "cpu_seconds", lambda pid: spent["now"])
+    clock, watch = Clock(monkeypatch), Watch(tmp_path, range(2))
+    for _ in range(6):  # some work now and then
+        assert not clock.looks(watch, 100.0)
+        spent["now"] += 5.0
+    assert not clock.looks(Watch(tmp_path, range(2), alone=False), 600.0)
+    assert clock.looks(watch, 150.0)
+    for heart in hearts:
+        heart.close()
+
+
+def test_what_a_process_has_computed_is_seen() -> None:
+    before = watching.cpu_seconds(os.getpid())
+    sum(i * i for i in range(2_000_000))
+    assert watching.cpu_seconds(os.getpid()) > before
+    assert watching.cpu_seconds(2**30) == 0.0
