@@ -31,7 +31,7 @@ MODELS = [
 
 
 def slice_of(shape, layout="", framework=PHALANX, seq=4096):
-    row = Layout.parse(layout)
+    row = Layout.parse(f"{layout} precision=bf16")
     return Slice(Table.of(shape, Recipe(seq=seq, batch=row.dp * row.mb), [row]), framework)
 
 
