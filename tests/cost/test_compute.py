@@ -169,7 +169,7 @@ def test_every_part_repeats_some_of_the_forward(name):
 
 def test_a_table_of_layouts_is_priced_row_by_row():
     shape, lines = load.model("llama-3.1-8b"), ["tp=2", "tp=4 mb=2", "cp=2 recompute=full"]
-    rows = [Layout.parse(line) for line in lines]
+    rows = [Layout.parse(f"{line} precision=bf16") for line in lines]
     table = Table.of(shape, Recipe(seq=4096, batch=8), rows)
     together = price(block_work(Slice(table, PHALANX), routed=False), MACHINE)
     again = together.repeated(table.recompute, stops_early=True)
