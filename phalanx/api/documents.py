@@ -35,7 +35,8 @@ _REPORT = (
     "ranks[].waiting_seconds ranks[].over_peers wall_seconds stopped_seconds wall_terms[].name "
     "wall_terms[].measured_seconds wall_terms[].share wall_terms[].why restarts skipped goodput "
     "losses validations[].step validations[].loss validations[].seconds events[].time "
-    "events[].kind events[].step events[].rank events[].text notes"
+    "events[].kind events[].step events[].rank events[].text kernels[].name kernels[].kind "
+    "kernels[].times kernels[].seconds kernels[].share kernel_seconds{} notes"
 )
 
 
@@ -103,6 +104,13 @@ _TEXTS: Mapping[str, str] = {
             _under("cases[].messages[]", "axis collective purpose bytes times"),
         ]
     ),
+    "calibrate": " ".join(
+        [
+            "schema name count vendor memory_gb hbm_gb_per_s per_host precision peak_tflops{}",
+            "domain{} network{} host{} sustained{} measured{}",
+            _under("collectives[]", "name ranks latency_us latency_us_80 gb_per_s gb_per_s_80"),
+        ]
+    ),
     "published": " ".join(
         [
             "schema",
@@ -122,6 +130,19 @@ _TEXTS: Mapping[str, str] = {
     "schedule": (
         "schema name p m v rows makespan bubble_over_ideal idle_fraction peak_in_flight checked"
     ),
+    "data tokenize": " ".join(
+        [
+            "schema format tokens num_documents text_bytes learned hash dtype vocab end tokenizer",
+            "fingerprint prompts_masked source",
+            _under("shards[]", "name tokens num_documents text_bytes learned largest hash"),
+        ]
+    ),
+    "data show": (
+        "schema path name token_dtype tokens num_documents separator bytes_per_token learned vocab "
+        "tokenizer hash first_ids first_text damaged"
+    ),
+    "generate": " ".join(["schema", _under("texts[]", "prompt text ids ended")]),
+    "eval": ("schema model corpus nats tokens bytes_per_token perplexity bits_per_byte"),
     "verify": " ".join(
         [
             "schema passed seed",

@@ -12,6 +12,7 @@ from phalanx.core.errors import RefusedError, UsageError, unknown
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Run
+from phalanx.data.shards import is_tokens, read_index
 from phalanx.schedules.registry import find_schedule
 
 CPU_RANKS = 4  # enough to cut along two axes, and no more than a laptop can bear
@@ -130,7 +131,8 @@ def read_tables(path: Path) -> Tables:
 
 def _without_layout(tables: Tables) -> Run:
     """A run of one rank; what the model's table leaves to others resolved, paths made whole."""
-    run = Run.from_tables({**tables, "model": _resolved(tables.get("model", {}))})
+    model = _with_vocabulary(_resolved(tables.get("model", {})), tables.get("data", {}))
+    run = Run.from_tables({**tables, "model": model})
     folder = _whole(run.data.offload_folder)
     data = replace(run.data, path=_whole(run.data.path), offload_folder=folder)
     return replace(run, data=data, weights=_whole(run.weights))
@@ -171,6 +173,16 @@ def _resolved(table: Any) -> Any:
     shape = load.model(name)
     known = {field.name: getattr(shape, field.name) for field in fields(ModelShape)}
     return {**known, **table, "name": "custom" if name.endswith(".toml") else shape.name}
+
+
+def _with_vocabulary(model: Any, data: Any) -> Any:
+    """Where nobody says how many ids a model has, it has those of the tokens that it reads."""
+    if not isinstance(model, Mapping) or not isinstance(data, Mapping) or "vocab" in model:
+        return model
+    folder = Path(str(data.get("path", ""))).expanduser()
+    if not data.get("path") or not is_tokens(folder):
+        return model
+    return {**model, "vocab": read_index(folder).vocab}
 
 
 def _of_weights(table: Mapping[str, Any]) -> Tables:

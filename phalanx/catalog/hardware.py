@@ -3,9 +3,10 @@
 import math
 import re
 from collections.abc import Mapping
-from types import UnionType
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from typing import Any, Literal, NamedTuple
 
+from phalanx.catalog.measured import read_collectives, read_sustained
+from phalanx.catalog.typed import only, positive, typed
 from phalanx.core.cluster import Accelerator, Cluster, Domain, Link
 from phalanx.core.errors import UsageError, divisors, unknown
 
@@ -18,12 +19,27 @@ MOST_ACCELERATORS = 10**8
 SUSTAINED_SHARE = {"domain": 0.8, "network": 0.85, "host": 0.8}
 LATENCY_US = {"domain": 3.0, "network": 10.0, "host": 10.0}
 
-_NAME = re.compile(r"^(?P<name>.*?[a-z0-9])(?:\s*[:x×]\s*|\s+)(?P<sizes>\d+(?:\s*x\s*\d+)*)$")
+_NAME = re.compile(
+    r"^(?P<name>.*?[a-z0-9])(?:\s*[:x×]\s*|\s+)(?P<sizes>\d+(?:\s*x\s*\d+)*)$", re.IGNORECASE
+)
 
 _LINK_KEYS = ("link", "gb_per_s", "sustained_gb_per_s", "latency_us")
 _DOMAIN_KEYS = ("size", "topology", "axes", "reduces", *_LINK_KEYS)
-_SECTIONS = ("peak_tflops", "domain", "network", "host", "sources")
-_DEVICE_KEYS = ("vendor", "memory_gb", "hbm_gb_per_s", "per_host", "aliases", "devices", "notes")
+# of what was measured itself, `measured` is for readers, and nothing is computed from it
+_SECTIONS = (
+    *("peak_tflops", "domain", "network", "host", "sources"),
+    *("sustained", "collectives", "measured"),
+)
+_DEVICE_KEYS = (
+    "vendor",
+    "memory_gb",
+    "hbm_gb_per_s",
+    "per_host",
+    "aliases",
+    "devices",
+    "notes",
+    "precision",
+)
 
 
 class AskedCluster(NamedTuple):
@@ -40,11 +56,12 @@ def parse_cluster_name(name: str) -> AskedCluster | None:
         >>> parse_cluster_name("TPU-v5p 16x16x16")
         AskedCluster(accelerator='tpu-v5p', sizes=(16, 16, 16))
     """
-    match = _NAME.match(name.strip().lower())
+    match = _NAME.match(name.strip())
     if match is None:
         return None
-    sizes = tuple(int(n) for n in re.split(r"\s*x\s*", match["sizes"]))
-    return AskedCluster(match["name"], sizes)
+    sizes = tuple(int(n) for n in re.split(r"\s*[xX]\s*", match["sizes"]))
+    asked = match["name"]  # of a file capitals count
+    return AskedCluster(asked if asked.endswith(".toml") else asked.lower(), sizes)
 
 
 def build_cluster(name: str, device: Accelerator, asked: AskedCluster) -> Cluster:
@@ -123,16 +140,16 @@ def read_accelerator(name: str, table: Mapping[str, Any], where: str) -> Acceler
     Raises:
         UsageError: a key that is missing, unknown, or of the wrong kind.
     """
-    _only(where, table, (*_DEVICE_KEYS, *_SECTIONS))
+    only(where, table, (*_DEVICE_KEYS, *_SECTIONS))
     domain = table.get("domain", {})
-    _only(f"[domain] of {where}", domain, _DOMAIN_KEYS)
+    only(f"[domain] of {where}", domain, _DOMAIN_KEYS)
     peaks = table.get("peak_tflops", {})
     return Accelerator(
         name=name,
         vendor=str(table.get("vendor", "")),
-        memory=GB * _positive(where, table, "memory_gb"),
-        hbm=GB * _positive(where, table, "hbm_gb_per_s"),
-        peaks=tuple((key, TERA * _positive(where, peaks, key)) for key in peaks),
+        memory=GB * positive(where, table, "memory_gb"),
+        hbm=GB * positive(where, table, "hbm_gb_per_s"),
+        peaks=tuple((key, TERA * positive(where, peaks, key)) for key in peaks),
         domain=Domain(
             size=typed(f"{where}: domain.size", domain.get("size", 1), int),
             topology=typed(
@@ -150,40 +167,17 @@ def read_accelerator(name: str, table: Mapping[str, Any], where: str) -> Acceler
         devices=tuple(table.get("devices", ())),
         sources=tuple((k, str(v)) for k, v in table.get("sources", {}).items()),
         notes=str(table.get("notes", "")),
+        precision=typed(
+            f"{where}: precision", table.get("precision", "bf16"), Literal["bf16", "fp32"]
+        ),
+        sustained=read_sustained(name, table["sustained"], where) if "sustained" in table else None,
+        collectives=read_collectives(table.get("collectives", ()), where),
     )
-
-
-def typed(key: str, value: Any, kind: Any) -> Any:
-    """Check one value of a file against the type it must have; an int may stand for a float.
-
-    Args:
-        key: for messages.
-        value: as it was read.
-        kind: a type, a union whose first counts, or a Literal.
-
-    Raises:
-        UsageError: another kind of value, or a number that is not finite.
-    """
-    if get_origin(kind) is Literal:
-        if value not in get_args(kind):
-            options = ", ".join(str(a) for a in get_args(kind))
-            raise UsageError(f"{key} is {value!r}; it can be {options}")
-        return value
-    if isinstance(kind, UnionType):
-        kind = get_args(kind)[0]
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
-        raise UsageError(f"{key} is {value!r}; it is {words[kind]}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise UsageError(f"{key} is {value}; it is a finite number")
-    return value
 
 
 def _link(where: str, section: str, table: Mapping[str, Any]) -> Link:
     if section != "domain":
-        _only(f"[{section}] of {where}", table, _LINK_KEYS)
+        only(f"[{section}] of {where}", table, _LINK_KEYS)
     rate = typed(f"{where}: {section}.gb_per_s", table.get("gb_per_s", 0.0), float)
     share = SUSTAINED_SHARE[section]
     sustained = table.get("sustained_gb_per_s", rate * share)
@@ -194,23 +188,6 @@ def _link(where: str, section: str, table: Mapping[str, Any]) -> Link:
         sustained=GB * typed(f"{where}: {section}.sustained_gb_per_s", sustained, float),
         latency=1e-6 * typed(f"{where}: {section}.latency_us", latency, float),
     )
-
-
-def _positive(where: str, table: Mapping[str, Any], key: str) -> float:
-    if key not in table:
-        raise UsageError(f"{where} has no {key}; it needs one")
-    value = float(typed(f"{where}: {key}", table[key], float))
-    if not value > 0:
-        raise UsageError(f"{where}: {key} is {value}; it must be positive")
-    return value
-
-
-def _only(where: str, table: Any, known: tuple[str, ...]) -> None:
-    if not isinstance(table, Mapping):
-        raise UsageError(f"{where} is {table!r}; it is a table of keys")
-    for key in table:
-        if key not in known:
-            raise unknown(f"key in {where}", key, known)
 
 
 def _merge(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from phalanx.catalog import hardware
+from phalanx.catalog.typed import typed
 from phalanx.core.cluster import Accelerator, Cluster
 from phalanx.core.errors import UsageError, unknown
 from phalanx.core.model import ModelShape
 
 ROOT = Path(__file__).parent
+OF_A_CLUSTER = ("name", "count", "torus")
 FACTS = frozenset({"params_b", "active_params_b", "source", "verified", "aliases", "notes"})
 
 
@@ -90,7 +92,10 @@ def accelerator(name: str) -> Accelerator:
         >>> device.peak("bf16"), device.memory, device.domain.size
         (989400000000000.0, 80000000000.0, 8)
     """
-    return hardware.read_accelerator(*_accelerator_table(name))
+    stem, table, where = _accelerator_table(name)
+    if name.endswith(".toml"):  # that of a whole cluster: its accelerator alone
+        table = {key: value for key, value in table.items() if key not in OF_A_CLUSTER}
+    return hardware.read_accelerator(stem, table, where)
 
 
 def accelerators() -> tuple[Accelerator, ...]:
@@ -176,7 +181,7 @@ def _model_entry(name: str, table: Mapping[str, Any], where: str) -> ModelEntry:
             continue
         if key not in known:
             raise unknown(f"key in {where}", key, known | FACTS)
-        sizes[key] = hardware.typed(f"{where}: {key}", value, hints[key])
+        sizes[key] = typed(f"{where}: {key}", value, hints[key])
     return ModelEntry(
         shape=ModelShape(**sizes),
         published_params=1e9 * float(values.get("params_b", 0.0)),

@@ -1,23 +1,19 @@
 """Write a trained model as a folder that Hugging Face Transformers loads.
 
-phalanx convert runs/demo out/demo
-phalanx convert runs/demo/checkpoints/step-00000100 out/demo-100 --precision bf16
+phalanx export runs/demo out/demo
+phalanx export runs/demo/checkpoints/step-00000100 out/demo-100 --precision bf16
 """
 
 import json
-import sys
 from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from phalanx.api.runfile import load_run
 from phalanx.core.errors import RefusedError, UsageError
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Run
-
-if TYPE_CHECKING:
-    from phalanx.trainer.checkpoint import Checkpoint
+from phalanx.data.tokenizer_files import write_tokenizer
 
 SCHEMA = 1
 PRECISIONS = ("fp32", "bf16", "fp16", "fp64")
@@ -48,23 +44,27 @@ def run(args: Namespace) -> int:
     """
     import torch
 
+    from phalanx.trainer.model.families import family_of
     from phalanx.trainer.model.huggingface import export_hf
     from phalanx.trainer.precision.dtypes import Dtypes
+    from phalanx.trainer.run.trained import open_checkpoint, reads_bytes, tokenizer_home
 
-    home = _home(args.source)
-    run = load_run(home / "run.toml")
+    run = load_run(_home(args.source) / "run.toml")
     shape = _reaching(run)
-    if shape.is_moe and run.recipe.balance_speed:
+    if shape.is_moe and run.recipe.balance_speed and not family_of(shape).router_bias:
         raise RefusedError(
             "experts of this run are balanced by biases, which no model of Transformers that we "
             "write has a place for; train with recipe.balance_speed=0 to convert"
         )
     dtype = Dtypes.named(args.precision, torch.device("cpu")).compute
-    with _checkpoint(args.source) as checkpoint:
+    with open_checkpoint(args.source) as checkpoint:
         family = export_hf(
             checkpoint.tensor, shape, args.folder, dtype, Path(run.weights) if run.weights else None
         )
         step = checkpoint.step
+    home = tokenizer_home(run)
+    if home is not None or reads_bytes(run):
+        write_tokenizer(home, args.folder)
     size = sum(file.stat().st_size for file in args.folder.iterdir())
     if args.json:
         document = {
@@ -88,7 +88,7 @@ def run(args: Namespace) -> int:
 def _reaching(run: Run) -> ModelShape:
     """The model, said to reach at least as far as the sequences that it was trained on."""
     shape = run.model
-    if shape.positions == "learned":
+    if shape.positions == "learned" or shape.rope.kind == "dynamic":
         return shape
     return replace(shape, max_positions=max(shape.max_positions, run.recipe.seq))
 
@@ -102,14 +102,3 @@ def _home(source: Path) -> Path:
         f"{source} is neither a run nor one of its checkpoints; "
         "give a folder with a run.toml in it, such as runs/NAME"
     )
-
-
-def _checkpoint(source: Path) -> "Checkpoint":
-    from phalanx.trainer.checkpoint import newest, open_verified
-
-    if not (source / "run.toml").is_file():
-        return open_verified(source)
-    found = newest(source / "checkpoints", lambda event: print(event, file=sys.stderr))
-    if found is None:
-        raise UsageError(f"{source} has no checkpoint yet; set recipe.checkpoint_every, or wait")
-    return found

@@ -20,15 +20,19 @@ from phalanx.core.errors import PhalanxError, UsageError, unknown
 
 COMMANDS = {
     "train": "train a model, cut any way over data, tensor and pipeline",
+    "data": "make token shards of text, and show what a corpus holds",
     "verify": "prove that a layout takes the same steps as one device",
     "report": "explain a run: where its time went, beside what was planned",
     "doctor": "say what to change, on this machine or in a run that was done",
     "checkpoints": "list, verify, open and compare the checkpoints of a run",
     "drill": "injure a run, and compare it with the undisturbed one",
     "convert": "write a trained model as Hugging Face Transformers reads it",
+    "generate": "let a trained model continue texts",
+    "eval": "measure how well a trained model foretells a text",
     "plan": "find the fastest layout for a model on a cluster, and say why",
     "estimate": "price one layout: its seconds, its bytes, its messages",
     "dryrun": "take a step as any rank of a job of any size, and compare with the plan",
+    "calibrate": "measure this machine: a cluster for every planning command",
     "schedule": "draw and check a pipeline schedule",
     "explore": "open the page on which every number can be dragged",
     "published": "predict a table of published runs, and compare",
@@ -36,6 +40,8 @@ COMMANDS = {
     "clusters": "list the accelerators and clusters of the catalog, or show one",
     "help": "explain a key of a layout or a run file, a quantity or a word",
 }
+
+ALSO_CALLED = {"export": "convert"}
 
 EXIT_CODES = """\
 exit codes:
@@ -115,6 +121,7 @@ def _dispatch(words: list[str]) -> int:
         print(f"phalanx {__version__}")
         return 0
     name, *rest = words
+    name = ALSO_CALLED.get(name, name)
     if name not in COMMANDS:
         if name.startswith("-"):
             raise unknown("option", name, ("--help", "--version"))

@@ -1,5 +1,6 @@
 """What `phalanx report` prints."""
 
+import math
 import shutil
 import sys
 import textwrap
@@ -11,6 +12,7 @@ from phalanx.cli.summary import sparkline
 from phalanx.cli.table import print_facts, print_table
 from phalanx.core.units import show_bytes, show_rate, show_seconds, show_share
 from phalanx.reports.difference import ReportDifference
+from phalanx.reports.kernels import by_kind
 from phalanx.reports.ranks import slowest
 from phalanx.reports.report import RunReport
 from phalanx.reports.term import ReportTerm, signed
@@ -22,6 +24,7 @@ LEAST_BAR = 8
 CURVE = 48
 SHOWN_EVENTS = 12
 SHOWN_RANKS = 8
+SHOWN_KERNELS, SHOWN_NAME = 12, 40
 
 
 def print_report(report: RunReport, form: str) -> None:
@@ -46,9 +49,34 @@ def print_report(report: RunReport, form: str) -> None:
         rows.append(("wall clock", "", show_seconds(whole), show_share(1.0)))
         _table(("", "", "seconds", "share"), rows, form)
     _print_traffic(report, form)
+    _print_kernels(report, form)
     _print_ranks(report, form)
     _print_events(report, form)
     _print_notes(report.notes, form)
+
+
+def _print_kernels(report: RunReport, form: str) -> None:
+    """Kernels of the profiled steps: what they are for, then the longest ones."""
+    kernels = report.record.kernels
+    if not kernels:
+        return
+    whole = math.fsum(kernel.seconds for kernel in kernels) or 1.0
+    _section("kernels of rank 0 in a profiled step, by what they are for", form)
+    kinds = by_kind(kernels).items()
+    rows = [(kind, show_seconds(seconds), show_share(seconds / whole)) for kind, seconds in kinds]
+    _table(("kernels", "seconds", "share"), rows, form)
+    _section("the longest kernels", form)
+    longest = [
+        (
+            kernel.name[:SHOWN_NAME],
+            kernel.kind,
+            f"{kernel.times:g}",
+            show_seconds(kernel.seconds),
+            show_share(kernel.share),
+        )
+        for kernel in kernels[:SHOWN_KERNELS]
+    ]
+    _table(("kernel", "for", "times", "seconds", "share"), longest, form)
 
 
 def print_difference(found: ReportDifference, form: str) -> None:

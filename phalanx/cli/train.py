@@ -70,6 +70,7 @@ def arguments(parser: ArgumentParser) -> None:
     force = "with --resume: go on also with other data, batch or seed, which is told"
     data = "learn from a text, a folder of texts, or a token file"
     restarts = "start ranks again N times at most after one has died (recipe.max_restarts, 100)"
+    profile = "time the kernels of N steps, for phalanx report (recipe.profile)"
     prove = "first hold that many steps against one device, in fp64; stop if they differ"
     add = parser.add_argument
     add("run_file", nargs="?", type=Path, metavar="RUN.toml", help="what to train")
@@ -82,6 +83,7 @@ def arguments(parser: ArgumentParser) -> None:
     add("--force", action="store_true", help=force)
     add("--prove", type=int, default=0, metavar="STEPS", help=prove)
     add("--max-restarts", type=int, metavar="N", help=restarts)
+    add("--profile", type=int, metavar="N", help=profile)
     add("--dry-run", action="store_true", help="check and show what would run; start nothing")
     add("--name", default="", help="of the run's folder; by default the time of day")
     add("--runs-dir", type=Path, default=Path("runs"), help="where runs are written (./runs)")
@@ -188,7 +190,7 @@ def _load(
         args.run_file or origin.stored,
         layout=args.layout,
         ranks=ranks,
-        sets=[*args.sets, *_restarts(args)],
+        sets=[*args.sets, *_recipe_options(args)],
         data=args.data,
         gpus=gpus,
     )
@@ -197,9 +199,13 @@ def _load(
     return run, room
 
 
-def _restarts(args: Namespace) -> list[str]:
-    most = args.max_restarts
-    return [] if most is None else [f"recipe.max_restarts={most}"]
+def _recipe_options(args: Namespace) -> list[str]:
+    """Keys of the recipe that have an option of their own."""
+    return [
+        f"recipe.{key}={getattr(args, key)}"
+        for key in ("max_restarts", "profile")
+        if getattr(args, key) is not None
+    ]
 
 
 def _train_here(args: Namespace, origin: Origin, warm: WarmStart) -> int:

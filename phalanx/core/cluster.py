@@ -9,6 +9,7 @@ from math import prod
 from typing import Literal
 
 from phalanx.core.errors import RefusedError, UsageError, divisors, shorten
+from phalanx.core.sustained import Sustained
 
 Topology = Literal["switch", "mesh", "torus", "none"]
 
@@ -51,6 +52,23 @@ class Domain:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MeasuredCollective:
+    """How long one collective takes among neighbouring ranks, as it was measured.
+
+    Attributes:
+        name: of the collective, as messages call it; "send" to the next rank.
+        ranks: of the group.
+        latency: seconds that a message of no bytes takes.
+        bandwidth: bytes/s of the full vector beyond that; of a send, of the message.
+    """
+
+    name: str
+    ranks: int
+    latency: float
+    bandwidth: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Accelerator:
     """One device: memory, arithmetic, and the fabric it is sold with.
 
@@ -68,6 +86,9 @@ class Accelerator:
         devices: what `torch.cuda.get_device_name` calls it.
         sources: where the numbers come from, by number.
         notes: what a reader of the numbers should know.
+        precision: the number format that "auto" means on it.
+        sustained: what programs were measured to reach on it; None for what the catalog knows.
+        collectives: that were measured on it; others follow from the links.
     """
 
     name: str
@@ -82,6 +103,9 @@ class Accelerator:
     devices: tuple[str, ...] = ()
     sources: tuple[tuple[str, str], ...] = ()
     notes: str = ""
+    precision: str = "bf16"
+    sustained: Sustained | None = None
+    collectives: tuple[MeasuredCollective, ...] = ()
 
     @property
     def formats(self) -> tuple[str, ...]:

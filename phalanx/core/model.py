@@ -10,9 +10,11 @@ from typing import Literal
 
 from phalanx.core.errors import UsageError
 from phalanx.core.operators import blocks, describe, elements
+from phalanx.core.rope import RopeScaling
 
 Norm = Literal["rmsnorm", "layernorm"]
-Activation = Literal["swiglu", "gelu"]
+Activation = Literal["swiglu", "geglu", "gelu", "gelu-erf"]
+Norms = Literal["before", "after", "both"]
 Positions = Literal["rope", "learned"]
 Routing = Literal["softmax", "sigmoid"]
 
@@ -37,7 +39,8 @@ class ModelShape:
         vocab: V, number of token ids.
         tied: the output head is the embedding, transposed.
         norm: of the residual stream, before attention and the MLP.
-        activation: of the MLP; swiglu has three matrices, gelu two.
+        activation: of the MLP; swiglu and geglu have three matrices, gelu (by tanh) and gelu-erf
+            two.
         positions: rotary embeddings in attention, or a learned table.
         rope_theta: base of the wavelengths of rotary embeddings.
         norm_eps: added to the variance in norms.
@@ -60,6 +63,21 @@ class ModelShape:
         qk_nope: width of a latent head's query and key without positions.
         qk_rope: width of a latent head's query and key with rotary positions.
         v_head: width of a latent head's value.
+        rope_scaling: how rotary positions are stretched, in one line: a kind (linear, dynamic,
+            llama3, yarn) and its numbers, as `llama3 factor=32 low=1 high=4 original=8192`.
+        rotary_share: share of a head's channels that rotary positions turn, its last ones.
+        window: tokens that a token sees, itself included; 0 means all before it (Mistral).
+        full_every: every so many layers one sees all tokens, in spite of `window`; 0 has none.
+        window_from: layers before this one see all tokens, in spite of `window`.
+        local_theta: base of the wavelengths in layers with a window; 0 means `rope_theta`.
+        attention_cap: scores are c tanh(score / c) (Gemma 2); 0 caps none.
+        attention_scale: of scores; 0 means 1 / sqrt(d).
+        sinks: each head has a learned score that takes part in the softmax and selects nothing.
+        logit_cap: logits are c tanh(logit / c); 0 caps none.
+        norms: where a branch is normalised: before it, after it (OLMo 2), or both (Gemma 2).
+        norm_all_heads: with `qk_norm`, over all channels of all heads together (OLMo 2).
+        parallel_branches: attention and the MLP read the same input (GPT-NeoX).
+        embedding_scale: factor on what is looked up; 0 means 1.
     """
 
     name: str = "custom"
@@ -95,6 +113,20 @@ class ModelShape:
     qk_nope: int = 0
     qk_rope: int = 0
     v_head: int = 0
+    rope_scaling: str = ""
+    rotary_share: float = 1.0
+    window: int = 0
+    full_every: int = 0
+    window_from: int = 0
+    local_theta: float = 0.0
+    attention_cap: float = 0.0
+    attention_scale: float = 0.0
+    sinks: bool = False
+    logit_cap: float = 0.0
+    norms: Norms = "before"
+    norm_all_heads: bool = False
+    parallel_branches: bool = False
+    embedding_scale: float = 0.0
 
     def __post_init__(self) -> None:
         """Resolve the sizes that follow from others, and reject impossible ones."""
@@ -127,6 +159,25 @@ class ModelShape:
             raise UsageError("model.rope_theta is 0; it must be above 0")
         if self.is_moe:
             self._check_experts()
+        self._check_variants()
+
+    def _check_variants(self) -> None:
+        object.__setattr__(self, "rope_scaling", str(self.rope))
+        if not 0 < self.rotary_share <= 1:
+            raise UsageError(
+                f"model.rotary_share is {self.rotary_share}; it is above 0 and at most 1"
+            )
+        if self.positions == "rope" and self.rotary_dim % 2:
+            raise UsageError(
+                f"rope turns pairs of channels; model.rotary_share={self.rotary_share} of "
+                f"{self.head_dim} is {self.rotary_dim}"
+            )
+        if self.parallel_branches and self.norms != "before":
+            raise UsageError("parallel branches are normalised before; use model.norms=before")
+        if self.norm_all_heads and not self.qk_norm:
+            raise UsageError("model.norm_all_heads says how model.qk_norm is done; set both")
+        if self.is_moe and self.activation not in ("swiglu", "gelu"):
+            raise UsageError(f"experts have swiglu or gelu; model.activation is {self.activation}")
 
     def _check_experts(self) -> None:
         object.__setattr__(self, "moe_ffn", self.moe_ffn or self.ffn)
@@ -175,9 +226,24 @@ class ModelShape:
         return self.hidden // self.heads
 
     def _default_ffn(self) -> int:
-        if self.activation == "gelu":
+        if not self.is_gated:
             return 4 * self.hidden
         return -(-8 * self.hidden // 3 // 64) * 64
+
+    @property
+    def rope(self) -> RopeScaling:
+        """How rotary positions are stretched."""
+        return RopeScaling.parse(self.rope_scaling)
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether an MLP has a gate, and so three matrices."""
+        return self.activation in ("swiglu", "geglu")
+
+    def window_of(self, layer: int) -> int:
+        """Tokens that a token sees in block `layer` (from 0); 0 means all before it."""
+        full = self.full_every > 0 and (layer + 1) % self.full_every == 0
+        return 0 if full or layer < self.window_from else self.window
 
     @property
     def is_moe(self) -> bool:
@@ -230,7 +296,7 @@ class ModelShape:
     @property
     def rotary_dim(self) -> int:
         """Channels of a query or key that rotary positions turn."""
-        return self.qk_rope if self.is_mla else self.head_dim
+        return self.qk_rope if self.is_mla else int(self.head_dim * self.rotary_share)
 
     @property
     def moe_layers(self) -> int:

@@ -93,6 +93,8 @@ class Recipe:
             compared bit for bit, which finds wrong arithmetic; 0 never does.
         straggler: what to do about a rank whose own work takes longer than that of its peers:
             tell; save and stop, so that the run can go on without its machine; or not look (off).
+        profile: steps whose kernels are timed by torch's profiler, after those that warm up; they
+            take longer. 0 profiles none.
         evaluate_every: steps between validations; 0 validates only at the end.
         evaluate_batches: batches of held-out text per validation, always the same ones, no window
             twice; 0 never validates.
@@ -135,6 +137,7 @@ class Recipe:
     check_every: int = 100
     repeat_every: int = 0
     straggler: StragglerPolicy = "tell"
+    profile: int = 0
     evaluate_every: int = 0
     evaluate_batches: int = 4
     sample_tokens: int = 160
@@ -148,7 +151,7 @@ class Recipe:
             _at_least(f"recipe.{key}", getattr(self, key), 0)
         for key in ("evaluate_batches", "sample_tokens", "decay_from", "max_restarts"):
             _at_least(f"recipe.{key}", getattr(self, key), 0)
-        for key in ("check_every", "repeat_every"):
+        for key in ("check_every", "repeat_every", "profile"):
             _at_least(f"recipe.{key}", getattr(self, key), 0)
         for key in ("learning_rate", "weight_decay", "clip", "eps", "init_std"):
             _at_least(f"recipe.{key}", getattr(self, key), 0.0)
@@ -227,8 +230,9 @@ class Data:
     """Where the tokens come from.
 
     Attributes:
-        path: a text file, a folder of text files, or a token file (.npy, .bin, .ds); empty means
-            the sources of the installed Python standard library.
+        path: a text file, a folder of text files, a token file (.npy, .bin, .ds), or a folder
+            that `phalanx data tokenize` wrote; empty means the sources of the installed Python
+            standard library.
         token_dtype: of a .bin file: uint8, uint16, uint32, int32 or int64. `auto` takes what its
             header or the index beside it says (llm.c, Megatron-LM, datatrove); a file of bare ids
             says nothing, and must be told.

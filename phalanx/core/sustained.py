@@ -27,6 +27,10 @@ class Sustained:
         rows: how many runs that were; 0 means that the set is borrowed.
         source: where it comes from.
         assumed_peak: 16-bit FLOP/s to suppose of a part whose maker names none; 0 for others.
+        queued: kernels wait in a queue, so that launching hides behind what runs; on a CPU every
+            launch adds to what it launches.
+        update: share of the memory bandwidth that the passes of an update reach; 0 for `memory`.
+        step: seconds of a step that are neither a pass, a message nor the update: batches, meters.
     """
 
     name: str
@@ -46,3 +50,6 @@ class Sustained:
     rows: int
     source: str
     assumed_peak: float = 0.0
+    queued: bool = True
+    update: float = 0.0
+    step: float = 0.0

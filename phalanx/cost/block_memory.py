@@ -126,7 +126,7 @@ class BlockMemory:
     def _mlp_gradients(self, *, routed: bool) -> Column:
         """A gelu frees its output before its input has a gradient; a swiglu holds it."""
         shape, t = self.table.model, self.table.tp
-        inputs = 3 if shape.activation == "swiglu" else 1
+        inputs = 3 if shape.is_gated else 1
         gathered = 2 * shape.hidden  # gradient of the output, input
         if not routed:
             return self.tokens * self.element * (inputs * shape.ffn / t + gathered)
@@ -161,7 +161,7 @@ class BlockMemory:
             left = _kept_by_operator(saved)
         if self.table.precision.recipe and mode in (NONE, SELECTIVE):
             left = tuple(as_operands(left, self.table.precision))
-        if self.stack.keeps_gates and self.table.model.activation == "swiglu":
+        if self.stack.keeps_gates and self.table.model.is_gated:
             left = (*left, Saved("gate", self.table.model.ffn * self.element, "tp"))
         return left
 

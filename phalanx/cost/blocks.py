@@ -25,6 +25,7 @@ from phalanx.core.operator import (
     Width,
 )
 from phalanx.core.operators import describe
+from phalanx.cost.block_memory import widths
 from phalanx.cost.compute import MemoryBoundKernel, Product, Scores, Work
 from phalanx.cost.framework import Framework
 from phalanx.cost.params import expert_tp
@@ -167,7 +168,7 @@ def _memory_bound(
     if not cut.framework.fused_passes:
         backward = backward + np.where(compiled, 0.0, computes.unfused)
     if forward or np.any(backward):
-        size = size * computes.element
+        size = size * computes.element * widths(cut.table.precision)[0] / HALF
         count = np.where(compiled, 1, computes.kernels + drops)
         yield MemoryBoundKernel(
             operator.name, forward * size, backward * size, count, operator.part, operator.is_last

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from phalanx.core.cluster import Cluster
+from phalanx.core.cluster import Cluster, MeasuredCollective
 from phalanx.core.sustained import Sustained
 from phalanx.cost.collectives import Line, LinkRate, bytes_sent, double_tree, ring
 from phalanx.cost.table import Column
@@ -24,6 +24,7 @@ class Fabric:
         near: of one link inside a domain.
         far: of the link of one rank to other domains.
         host: of the link of one rank to the memory of its host.
+        measured: collectives inside a domain whose time is known.
     """
 
     domain: int
@@ -31,6 +32,7 @@ class Fabric:
     near: LinkRate
     far: LinkRate
     host: LinkRate
+    measured: tuple[MeasuredCollective, ...] = ()
 
     @classmethod
     def of(cls, cluster: Cluster, rates: Sustained) -> "Fabric":
@@ -48,6 +50,7 @@ class Fabric:
             near=LinkRate(domain.link.latency, near),
             far=LinkRate(device.network.latency, device.network.bandwidth * rates.network),
             host=LinkRate(device.host.latency, device.host.sustained or device.host.bandwidth),
+            measured=device.collectives,
         )
 
 
@@ -78,9 +81,9 @@ class RankGroup(NamedTuple):
 class Path:
     """A collective of some groups: seconds for any number of bytes.
 
-    The slower of two clocks: of the algorithm inside domains, and of the one across, whose ring
-    enters and leaves a domain over the links of all r ranks that the group has there. In an
-    all-to-all every rank uses its own link.
+    What was measured is taken as it is. Else the slower of two clocks: of the algorithm inside
+    domains, and of the one across, whose ring enters and leaves a domain over the links of all r
+    ranks that the group has there. In an all-to-all every rank uses its own link.
 
     Args:
         name: of the collective, see `collectives.NAMES`; or "send" to the next rank.
@@ -92,6 +95,11 @@ class Path:
         n, r = group.size, group.inside(fabric)
         near, far = group.near(fabric), fabric.far
         self._alone = n == 1
+        self._measured = [
+            (_is_as(each, n, r), Line(each.latency, 1 / each.bandwidth))
+            for each in fabric.measured
+            if each.name == name
+        ]
         self._lines: list[tuple[Line, Line]] = []
         if name == "send":
             rate: Column = np.where(r < n, far.bandwidth, near.bandwidth)
@@ -118,7 +126,14 @@ class Path:
         slower = clocks[0]
         for clock in clocks[1:]:
             slower = np.maximum(slower, clock)
+        for where, line in self._measured:
+            slower = np.where(where, line.at(size), slower)
         return np.where(self._alone | (np.asarray(size) <= 0), 0.0, slower)
+
+
+def _is_as(measured: MeasuredCollective, n: Column, r: Column) -> Column:
+    """Where a group is as the one that was measured; of a send, where neighbours are near."""
+    return r > 1 if measured.name == "send" else (n == measured.ranks) & (r >= n)
 
 
 def _two(name: str, n: Column, link: LinkRate, where: Column) -> tuple[Line, Line]:

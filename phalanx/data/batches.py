@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from phalanx.core.errors import DataError, UsageError
@@ -101,12 +100,12 @@ class SampleStream:
         self.seed = seed
         self.skips = Skips()
         self._separator = corpus.separator if document_mask else None
-        self._windows = sliding_window_view(corpus.tokens, seq + 1)[::seq]
+        self._num_windows = (len(corpus) - 1) // seq
 
     @property
     def num_windows(self) -> int:
         """Sequences in one epoch."""
-        return len(self._windows)
+        return self._num_windows
 
     def batch(self, step: int, positions: Sequence[int]) -> Batch:
         """Return the sequences at these places of the global batch of `step`, row for row.
@@ -119,11 +118,12 @@ class SampleStream:
             DataError: a token id lies outside the model's vocabulary, or the file of the tokens
                 was cut short.
         """
-        index = self.windows(step, positions)
-        self.corpus.require_whole()
-        windows = self._windows[index]
-        self.corpus.require_known(windows, index * self.seq)
-        return cut(windows, self._separator)
+        starts = self.windows(step, positions) * self.seq
+        batch = cut(self.corpus.windows(starts, self.seq + 1), self._separator)
+        learned = self.corpus.learned(starts, self.seq + 1)
+        if learned is None:
+            return batch
+        return replace(batch, targets=np.where(learned[:, 1:], batch.targets, IGNORED))
 
     def windows(self, step: int, positions: Sequence[int]) -> Int64:
         """Return which window of the corpus each place of the global batch of `step` reads.

@@ -19,6 +19,8 @@ from phalanx.core.run import Data
 from phalanx.data.kinds import refuse_binary
 from phalanx.data.mapped import MappedFile
 from phalanx.data.raw import Packing, packing_of
+from phalanx.data.row import TokenRow, windows_at
+from phalanx.data.shards import document_ends, is_tokens, map_shards, read_index
 from phalanx.data.text import PACKED, RECORDS, SOURCES, TOKENS, read_folder, read_library
 
 Tokens = NDArray[np.integer[Any]]
@@ -40,16 +42,22 @@ class Corpus:
         bytes_per_token: 1.0 for text read as bytes; nan when unknown.
         vocab: ids of the model; every token must be below it.
         offset: where `tokens` starts in the whole corpus.
-        file: that `tokens` is mapped from; None where they are in memory.
+        files: that `tokens` is mapped from; none where they are in memory.
+        learn: uint8 like `tokens`, 1 where a token is to be learned; None where all are.
+        folder: of token shards; None where it is none.
+        largest: the largest id, where an index says it; -1 where nothing does.
     """
 
     name: str
-    tokens: Tokens
+    tokens: Tokens | TokenRow
     separator: int | None
     bytes_per_token: float
     vocab: int
     offset: int = 0
-    file: MappedFile | None = None
+    files: tuple[MappedFile, ...] = ()
+    learn: TokenRow | None = None
+    folder: Path | None = None
+    largest: int = -1
 
     @property
     def token_dtype(self) -> str:
@@ -58,8 +66,8 @@ class Corpus:
 
     @property
     def is_text(self) -> bool:
-        """Whether its tokens are the bytes of a text."""
-        return self.bytes_per_token == 1.0
+        """Whether its tokens are the bytes of a text that was not tokenized."""
+        return self.bytes_per_token == 1.0 and self.folder is None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -78,10 +86,58 @@ class Corpus:
         if held_out <= seq:
             return self, None
         cut = len(self) - held_out
-        return (
-            replace(self, tokens=self.tokens[:cut]),
-            replace(self, tokens=self.tokens[cut:], offset=self.offset + cut),
+        return self._between(0, cut), self._between(cut, len(self))
+
+    def _between(self, start: int, stop: int) -> "Corpus":
+        tokens, learn = self.tokens, self.learn
+        return replace(
+            self,
+            tokens=tokens.tail(start, stop) if isinstance(tokens, TokenRow) else tokens[start:stop],
+            learn=learn.tail(start, stop) if learn is not None else None,
+            offset=self.offset + start,
         )
+
+    def windows(self, starts: NDArray[np.int64], length: int) -> Tokens:
+        """Token ids [n, length] from each of `starts` on, all of them known to the model.
+
+        Args:
+            starts: int64 [n], places in `tokens`.
+            length: of each window.
+
+        Raises:
+            DataError: an id lies outside the model's vocabulary, or a file was cut short.
+        """
+        self.require_whole()
+        found = windows_at(self.tokens, starts, length)
+        self.require_known(found, starts)
+        return found
+
+    def learned(self, starts: NDArray[np.int64], length: int) -> NDArray[np.bool_] | None:
+        """Which tokens of some windows are to be learned, [n, length]; None where all are.
+
+        Args:
+            starts: int64 [n], places in `tokens`.
+            length: of each window.
+        """
+        return None if self.learn is None else windows_at(self.learn, starts, length) > 0
+
+    def document_ends(self) -> NDArray[np.int64]:
+        """Where each document ends in `tokens`, int64, rising; the last ends where they do.
+
+        Read from the index of shards; elsewhere looked for, in all of the tokens.
+        """
+        if self.folder is not None:
+            ends = document_ends(self.folder, read_index(self.folder)) - self.offset
+            ends = ends[(ends > 0) & (ends < len(self))]
+        elif self.separator is None:
+            ends = np.empty(0, np.int64)
+        else:
+            found = [
+                np.nonzero(self.tokens[at : at + SCAN_CHUNK] == self.separator)[0] + at + 1
+                for at in range(0, len(self), SCAN_CHUNK)
+            ]
+            ends = np.concatenate(found)
+        return np.unique(np.append(ends, len(self)))
 
     def require_whole(self) -> None:
         """Stop if the file of the tokens was cut short, before a token that is gone is read.
@@ -89,8 +145,8 @@ class Corpus:
         Raises:
             DataError: naming the file.
         """
-        if self.file is not None:
-            self.file.require_whole()
+        for file in self.files:
+            file.require_whole()
 
     def require_known(self, windows: Tokens, starts: NDArray[np.int64]) -> None:
         """Stop at a token that the model has no row for.
@@ -116,9 +172,9 @@ class Corpus:
 
     @property
     def always_known(self) -> bool:
-        """Whether the type of the tokens alone keeps every id below `vocab`."""
+        """Whether the type of the tokens, or their index, keeps every id below `vocab`."""
         limits = np.iinfo(self.tokens.dtype)
-        return bool(limits.min == 0 and limits.max < self.vocab)
+        return bool(limits.min == 0 and limits.max < self.vocab) or 0 <= self.largest < self.vocab
 
     @property
     def fingerprint(self) -> str:
@@ -162,6 +218,8 @@ def _open(path: Path, data: Data, vocab: int) -> Corpus:
         raise UsageError(f"data.path {data.path!r} does not exist; it can be {SOURCES}")
     if path.is_file() and path.suffix.lower() in TOKENS:
         return _open_tokens(path, data, vocab)
+    if data.path and is_tokens(path):
+        return _open_shards(path, data, vocab)
     if data.separator >= 0:
         raise UsageError(
             f"data.separator is {data.separator}, but a text ends its documents with a zero byte; "
@@ -179,7 +237,7 @@ def _open(path: Path, data: Data, vocab: int) -> Corpus:
         separator=TEXT_SEPARATOR,
         bytes_per_token=1.0,
         vocab=vocab,
-        file=MappedFile.of(path) if path.is_file() else None,
+        files=(MappedFile.of(path),) if path.is_file() else (),
     )
 
 
@@ -199,11 +257,14 @@ def _read_text(path: Path, *, trust: bool) -> tuple[str, Tokens]:
         raise DataError(f"{path} is neither a file nor a folder; data.path can be {SOURCES}")
     suffix = path.suffix.lower()
     if suffix in PACKED:
-        raise DataError(f"{path.name} is not plain text; unpack it: data.path can be {SOURCES}")
+        raise DataError(
+            f"{path.name} is not plain text; unpack it, or phalanx data tokenize {path.name} "
+            f"-o tokens: data.path can be {SOURCES}"
+        )
     if suffix in RECORDS and not trust:
         raise DataError(
-            f"{path.name} holds records, and a run reads plain text or token ids: write their "
-            "texts to a text file, a zero byte after each, or set data.trust=true to learn it as "
+            f"{path.name} holds records, and a run reads plain text or token ids: make them with "
+            f"phalanx data tokenize {path.name} -o tokens, or set data.trust=true to learn it as "
             "it is"
         )
     if not trust:
@@ -227,10 +288,37 @@ def _open_tokens(path: Path, data: Data, vocab: int) -> Corpus:
         separator=data.separator if data.separator >= 0 else None,
         bytes_per_token=math.nan,
         vocab=vocab,
-        file=MappedFile.of(path),
+        files=(MappedFile.of(path),),
     )
     _scan(corpus)
     return corpus
+
+
+def _open_shards(folder: Path, data: Data, vocab: int) -> Corpus:
+    index = read_index(folder)
+    largest = max(shard.largest for shard in index.shards)
+    if largest >= vocab:
+        raise DataError(
+            f"{folder.name} has ids up to {largest}, of a tokenizer with {index.vocab} of them, "
+            f"and model.vocab is {vocab}: set model.vocab to at least {index.vocab}"
+        )
+    if data.separator >= 0 and data.separator != index.end:
+        raise UsageError(
+            f"data.separator is {data.separator}, and {folder.name} ends its documents with "
+            f"{index.end}; leave out data.separator"
+        )
+    mapped = map_shards(folder, index)
+    return Corpus(
+        name=f"{folder.name}, {_count(index.num_documents, 'document')}",
+        tokens=mapped.tokens,
+        separator=index.end if index.end >= 0 else None,
+        bytes_per_token=index.text_bytes / max(index.tokens, 1),
+        vocab=vocab,
+        files=mapped.files,
+        learn=mapped.learn,
+        folder=folder,
+        largest=largest,
+    )
 
 
 def _scan(corpus: Corpus) -> None:

@@ -14,6 +14,7 @@ from phalanx.core.errors import DataError
 
 SOURCES = (
     "a text file, a folder of text files, a .npy, .bin or .ds file of token ids, "
+    "what phalanx data tokenize has written, "
     "or nothing for the sources of the Python standard library"
 )
 TOKENS = frozenset((".npy", ".bin", ".ds"))
@@ -63,7 +64,7 @@ def read_library() -> Folder:
         DataError: this Python has no readable sources (some are shipped as one zip file).
     """
     root = sysconfig.get_path("stdlib")
-    names = [name for name in _walk(root, skip=_NOT_LIBRARY) if name.endswith(".py")]
+    names = [name for name in walk(root, skip=_NOT_LIBRARY) if name.endswith(".py")]
     if not names:
         raise DataError(f"no Python sources in {root}; name a text with data.path")
     return _join(root, names)
@@ -80,7 +81,7 @@ def read_folder(root: Path) -> Folder:
         DataError: there is no text, or more than fits in memory comfortably.
         OSError: a file or folder cannot be read.
     """
-    names = _walk(str(root), links=True)
+    names = walk(str(root), links=True)
     others = [name for name in names if _suffix(name) in TOKENS | RECORDS | PACKED]
     folder = replace(
         _join(str(root), [name for name in names if name not in frozenset(others)]),
@@ -88,17 +89,17 @@ def read_folder(root: Path) -> Folder:
         others=tuple(sorted({_suffix(name) for name in others})),
     )
     if not folder.num_files:
-        raise DataError(f"no text in {root}: {_instead(folder)}")
+        raise DataError(f"no text in {root}: {_instead(root, folder)}")
     return folder
 
 
-def _instead(folder: Folder) -> str:
-    """What was found where there is no text, and what to do."""
+def _instead(root: Path, folder: Folder) -> str:
+    """What was found where there is no text in `root`, and what to do."""
     found = f"found {folder.left_out} files" if folder.left_out else "found no files"
     if set(folder.others) & TOKENS:
         return f"{found}; a run reads one file of token ids: join them, or name one with data.path"
     if set(folder.others) & RECORDS:
-        return f"{found}; write the texts of the records to a text file, a zero byte after each"
+        return f"{found}; make token ids of the records: phalanx data tokenize {root} -o tokens"
     return f"{found}; data.path can be {SOURCES}"
 
 
@@ -106,8 +107,17 @@ def _suffix(name: str) -> str:
     return Path(name).suffix.lower()
 
 
-def _walk(root: str, skip: frozenset[str] = frozenset(), *, links: bool = False) -> list[str]:
-    """Paths of the files below `root`, relative to it and sorted, with / on every system."""
+def walk(root: str, skip: frozenset[str] = frozenset(), *, links: bool = False) -> list[str]:
+    """Paths of the files below `root`, relative to it and sorted, with / on every system.
+
+    Args:
+        root: a folder.
+        skip: names of folders that are left out, besides hidden ones.
+        links: follow links to folders; each folder is entered once.
+
+    Raises:
+        OSError: a folder cannot be read.
+    """
 
     def stop(error: OSError) -> None:
         raise error

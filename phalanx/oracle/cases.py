@@ -34,6 +34,25 @@ FEATURES: Mapping[str, Tables] = {
     },
     "qk-norm": {"model": {"qk_norm": True}},
     "qkv-bias": {"model": {"qkv_bias": True}},
+    "gemma": {
+        "model": {
+            **{"norms": "both", "activation": "geglu", "qk_norm": True, "tied": True},
+            **{"window": 9, "full_every": 2, "local_theta": 100.0, "embedding_scale": 8.0},
+            **{"attention_cap": 5.0, "logit_cap": 3.0, "attention_scale": 0.3},
+        }
+    },
+    "sinks": {"model": {"sinks": True, "window": 7, "full_every": 2}},
+    "olmo": {"model": {"norms": "after", "qk_norm": True, "norm_all_heads": True}},
+    "neox": {
+        "model": {
+            **{"norm": "layernorm", "activation": "gelu-erf", "bias": True},
+            **{"parallel_branches": True, "rotary_share": 0.5},
+        }
+    },
+    "llama3-rope": {"model": {"rope_scaling": "llama3 factor=4 low=1 high=4 original=16"}},
+    "yarn": {"model": {"rope_scaling": "yarn factor=4 original=16 fast=4"}},
+    "dynamic-rope": {"model": {"rope_scaling": "dynamic factor=2 original=8"}},
+    "linear-rope": {"model": {"rope_scaling": "linear factor=4"}},
     "latent": {"model": {**LATENT, "q_lora_rank": 24}},
     "direct-query": {"model": LATENT},
     "wide": {"model": {"hidden": 256, "kv_heads": 4, "ffn": 256}, "recipe": {"seq": 16}},
@@ -65,7 +84,19 @@ FEATURES: Mapping[str, Tables] = {
 }
 ROUTED = ("experts", "deepseek")
 
-DRAWN = tuple(FEATURES)  # what a sample draws from
+# What other families do differently: they undo each other, so they are met in cases of their own.
+VARIANTS = ("gemma", "sinks", "olmo", "neox", "llama3-rope", "yarn", "dynamic-rope", "linear-rope")
+VARIANT_CASES = (
+    "dp=1 pp=2 tp=2 zero=1 | gemma | uneven |",
+    "dp=1 pp=1 tp=2 cp=2 zero=2 context=ulysses recompute=full | sinks mha documents | uneven |",
+    "dp=2 pp=2 tp=1 zero=3 recompute=selective | olmo | holes |",
+    "dp=1 pp=1 tp=2 cp=2 zero=1 recompute=norms | neox documents | uneven |",
+    "dp=1 pp=2 tp=1 cp=2 zero=1 context=gather | gemma documents yarn | uneven |",
+    "dp=1 pp=1 tp=2 zero=2 | llama3-rope | uneven |",
+    "dp=1 pp=1 tp=1 cp=2 zero=1 | dynamic-rope tied | uneven |",
+    "dp=2 pp=1 tp=1 zero=3 | linear-rope latent | uneven |",
+)
+DRAWN = tuple(name for name in FEATURES if name not in VARIANTS)  # what a sample draws from
 # Of these at most one is drawn: the last would undo the others.
 EXCLUSIVE = (("mha", "mqa"), ("latent", "direct-query"), ROUTED, ("max-norm", "no-clip"))
 
@@ -161,7 +192,8 @@ _DRAWN_INSTEAD = 12  # cases, where not all of the covering set fit
 @cache
 def _covering_set() -> tuple[CaseSpec, ...]:
     text = (files("phalanx.oracle") / "covering_set.txt").read_text(encoding="utf-8")
-    return tuple(read_case(line) for line in text.splitlines() if not line.startswith("#"))
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    return tuple(map(read_case, (*lines, *VARIANT_CASES)))
 
 
 def covering_set(max_ranks: int = 8) -> list[CaseSpec]:

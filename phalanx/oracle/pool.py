@@ -17,7 +17,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from phalanx.core.errors import PhalanxError, RankLeftError, StartError
-from phalanx.trainer.run.launch import PRELOAD, leaving_main_alone
+from phalanx.data.processes import leaving_main_alone
+from phalanx.trainer.run.launch import PRELOAD
 from phalanx.trainer.run.sockets import keep_socket_paths_short
 
 Job = Callable[..., Any]

@@ -20,10 +20,12 @@ from phalanx.data.batches import IGNORED, Batch, Stream
 from phalanx.oracle.chance import MovedByChance
 from phalanx.oracle.low_precision import Emulation
 from phalanx.oracle.sixteen_bits import as_kept, narrow
-from phalanx.trainer.model.init import init_source
+from phalanx.trainer.model.init import init_source, router_biases
 from phalanx.trainer.model.inventory import declarations
 from phalanx.trainer.model.parameters import Declaration, key_of, uniform_at
 from phalanx.trainer.precision.dtypes import Dtypes
+
+Places = tuple[Tensor, bool]  # positions [b, s], and whether the layer has a window
 
 
 @dataclass(frozen=True)
@@ -88,11 +90,7 @@ def reference_steps(
         for name, d in declared.items()
     }
     optimizer = _optimizer(recipe, declared, master)
-    biases = {
-        f"blocks.{i}.router.bias": torch.zeros(run.model.experts, dtype=torch.float64)
-        for i in range(run.model.layers)
-        if run.model.routes(i)
-    }
+    biases = _first_biases(run)
     done: list[ReferenceStep] = []
     products = Emulation(precision.recipe, run.layout.mb)
     factor = _LossScale(precision.compute == torch.float16)
@@ -121,6 +119,14 @@ def reference_steps(
         weights = {name: w.detach().clone() for name, w in master.items()} | biases
         done.append(ReferenceStep(loss.item(), norm.item(), grads, weights, model.scores))
     return done
+
+
+def _first_biases(run: Run) -> dict[str, Tensor]:
+    """What evens out the load of experts, by name: zero, or what the run's folder has."""
+    first, shape = router_biases(run), run.model
+    none = torch.zeros(shape.experts, dtype=torch.float64)
+    layers = filter(shape.routes, range(shape.layers))
+    return {f"blocks.{i}.router.bias": first.get(i, none).clone() for i in layers}
 
 
 def _routes(decisions: Decisions | None, step: int) -> dict[str, Tensor]:
@@ -219,19 +225,26 @@ class _Model:
     def logits(self, batch: Batch) -> Tensor:
         positions = torch.from_numpy(batch.positions)
         x = self.w["embedding.weight"][torch.from_numpy(batch.tokens)]
+        x = x * (self.shape.embedding_scale or 1.0)
         if self.shape.positions == "learned":
             x = x + self.w["positions.weight"][positions]
         x = self._drop(x, "embedding")
         mask = _may_look(batch)
         for i in range(self.shape.layers):
             block = f"blocks.{i}"
-            a = self._attention(self._norm(x, f"{block}.attention_norm"), block, positions, mask)
-            x = x + self._drop(a, f"{block}.attention")
-            y = self._norm(x, f"{block}.mlp_norm")
+            a = self._attention(self._if_there(x, f"{block}.attention_norm"), i, positions, mask)
+            a = self._if_there(a, f"{block}.attention_post_norm")
+            after = x + self._drop(a, f"{block}.attention")
+            y = self._if_there(x if self.shape.parallel_branches else after, f"{block}.mlp_norm")
             f = self._experts(y, block) if self.shape.routes(i) else self._mlp(y, f"{block}.mlp")
-            x = x + self._drop(f, f"{block}.mlp")
+            x = after + self._drop(self._if_there(f, f"{block}.mlp_post_norm"), f"{block}.mlp")
         table = "embedding" if self.shape.tied else "head"
-        return self._norm(x, "norm") @ self.w[f"{table}.weight"].t()
+        logits = self._norm(x, "norm") @ self.w[f"{table}.weight"].t()
+        return _capped(logits, self.shape.logit_cap)
+
+    def _if_there(self, x: Tensor, name: str) -> Tensor:
+        """A norm that some families have, and others have not."""
+        return self._norm(x, name) if f"{name}.weight" in self.w else x
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
         y = self.products.linear(x, self.w[f"{name}.weight"], name)
@@ -250,23 +263,37 @@ class _Model:
         mean_square = wide.square().mean(-1, keepdim=True)
         return wide * (mean_square + self.shape.norm_eps).rsqrt() * self.w[f"{name}.weight"]
 
-    def _attention(self, x: Tensor, block: str, positions: Tensor, mask: Tensor) -> Tensor:
-        split = self._latent_heads if self.shape.is_mla else self._grouped_heads
-        q, k, v = split(x, f"{block}.attention", positions)
-        scores = (q @ k.transpose(-1, -2)) / q.shape[-1] ** 0.5
-        shares = scores.masked_fill(~mask.unsqueeze(1), -torch.inf).softmax(-1)
-        return self._linear((shares @ v).transpose(1, 2).flatten(2), f"{block}.attention.o")
+    def _attention(self, x: Tensor, layer: int, positions: Tensor, mask: Tensor) -> Tensor:
+        shape, name, s = self.shape, f"blocks.{layer}.attention", x.shape[1]
+        window = shape.window_of(layer)
+        split = self._latent_heads if shape.is_mla else self._grouped_heads
+        q, k, v = split(x, name, (positions, window > 0))
+        scores = (q @ k.transpose(-1, -2)) * (shape.attention_scale or q.shape[-1] ** -0.5)
+        scores = _capped(scores, shape.attention_cap)
+        if window:
+            mask = mask & torch.ones(s, s, dtype=torch.bool).triu(1 - window)
+        scores = scores.masked_fill(~mask.unsqueeze(1), -torch.inf)
+        if shape.sinks:  # one more thing to look at, which says nothing
+            sinks = self.w[f"{name}.sinks.weight"].view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+            scores = torch.cat([scores, sinks.to(scores.dtype)], -1)
+        shares = scores.softmax(-1)[..., :s]
+        return self._linear((shares @ v).transpose(1, 2).flatten(2), f"{name}.o")
 
-    def _grouped_heads(self, x: Tensor, name: str, positions: Tensor) -> tuple[Tensor, ...]:
+    def _grouped_heads(self, x: Tensor, name: str, positions: Places) -> tuple[Tensor, ...]:
         counts = {"q": self.shape.heads, "k": self.shape.kv_heads, "v": self.shape.kv_heads}
         q, k, v = (self._heads(x, f"{name}.{n}", count) for n, count in counts.items())
-        if self.shape.qk_norm:
+        if self.shape.norm_all_heads:
+            q, k = (
+                _in_heads(self._rms_norm(_side_by_side(y), f"{name}.{n}_norm"), y.shape[1])
+                for n, y in (("q", q), ("k", k))
+            )
+        elif self.shape.qk_norm:
             q, k = self._rms_norm(q, f"{name}.q_norm"), self._rms_norm(k, f"{name}.k_norm")
         q, k = self._rotate(q, positions), self._rotate(k, positions)
         repeats = self.shape.heads // self.shape.kv_heads
         return q, k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
 
-    def _latent_heads(self, x: Tensor, name: str, positions: Tensor) -> tuple[Tensor, ...]:
+    def _latent_heads(self, x: Tensor, name: str, positions: Places) -> tuple[Tensor, ...]:
         """DeepSeek-V2 (arXiv:2405.04434), appendix C."""
         shape, a = self.shape, self.shape.heads
         if shape.q_lora_rank:
@@ -283,25 +310,29 @@ class _Model:
 
     def _heads(self, x: Tensor, name: str, count: int) -> Tensor:
         """A product cut into heads, [b, a, s, d]."""
-        y = self._linear(x, name)
-        return y.view(*y.shape[:-1], count, -1).transpose(1, 2)
+        return _in_heads(self._linear(x, name), count)
 
-    def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Pairs (i, i + d/2) as complex numbers, turned by position theta^(-2i/d)."""
+    def _rotate(self, x: Tensor, places: Places) -> Tensor:
+        """Pairs (i, i + d/2) of the last d channels as complex numbers, turned by position."""
         if self.shape.positions != "rope":
             return x
+        positions, local = places
+        still, x = x.split([x.shape[-1] - self.shape.rotary_dim, self.shape.rotary_dim], -1)
         d = x.shape[-1]
-        rates = self.shape.rope_theta ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
-        angles = positions[:, None, :, None] * rates
+        rates, factor = rates_by_the_papers(self.shape, self.recipe.seq, local=local)
+        angles = positions[:, None, :, None] * torch.tensor(rates, dtype=torch.float64)
         pairs = torch.complex(x[..., : d // 2].double(), x[..., d // 2 :].double())
-        turned = pairs * torch.polar(torch.ones_like(angles), angles)
-        return torch.cat([turned.real, turned.imag], -1).to(x.dtype)
+        turned = pairs * torch.polar(torch.full_like(angles, factor), angles)
+        return torch.cat([still, turned.real.to(x.dtype), turned.imag.to(x.dtype)], -1)
 
     def _mlp(self, x: Tensor, name: str) -> Tensor:
-        up = self._linear(x, f"{name}.up")
-        if self.shape.activation == "gelu":
-            return self._linear(F.gelu(up, approximate="tanh"), f"{name}.down")
-        return self._linear(F.silu(self._linear(x, f"{name}.gate")) * up, f"{name}.down")
+        up, kind = self._linear(x, f"{name}.up"), self.shape.activation
+        if kind in ("gelu", "gelu-erf"):
+            how = "tanh" if kind == "gelu" else "none"
+            return self._linear(F.gelu(up, approximate=how), f"{name}.down")
+        gate = self._linear(x, f"{name}.gate")
+        gate = F.gelu(gate, approximate="tanh") if kind == "geglu" else F.silu(gate)
+        return self._linear(gate * up, f"{name}.down")
 
     def _experts(self, x: Tensor, block: str) -> Tensor:
         """Every expert computes every token, and most results are multiplied by zero."""
@@ -352,6 +383,66 @@ class _Model:
         key = key_of(f"{self.recipe.seed}/dropout/{self.step}/{site}")
         index = torch.arange(x.numel()).view(x.shape)
         return x * ((uniform_at(key, index) >= rate) / (1 - rate)).to(x.dtype)
+
+
+def rates_by_the_papers(shape: ModelShape, seq: int, *, local: bool) -> tuple[list[float], float]:
+    """Radians per position of each pair of channels, one by one, and a factor on what is turned.
+
+    Sources: Su et al. 2021 (arXiv:2104.09864); Peng et al. 2023 (arXiv:2309.00071), sections 3.1
+    (NTK-aware), 3.2 (NTK by parts) and 3.4; Llama 3.1's reference code.
+
+    Args:
+        shape: gives d, theta and the scaling.
+        seq: tokens of a sequence.
+        local: the layer has a window, and perhaps a base of its own.
+    """
+    d, scaling, theta = shape.rotary_dim, shape.rope, shape.rope_theta
+    if local and shape.local_theta:
+        scaling, theta = type(scaling)(), shape.local_theta
+    kind, factor, original = scaling.kind, scaling.factor, scaling.original
+    if kind == "dynamic":
+        longer = max(seq / original, 1.0)
+        theta *= (factor * longer - factor + 1) ** (d / (d - 2))
+    found = []
+    for i in range(0, d, 2):
+        rate = theta ** (-i / d)
+        match kind:
+            case "linear":
+                rate /= factor
+            case "llama3":
+                wave = 2 * math.pi / rate
+                if wave > original / scaling.low:
+                    rate /= factor
+                elif wave > original / scaling.high:
+                    smooth = (original / wave - scaling.low) / (scaling.high - scaling.low)
+                    rate = (1 - smooth) * rate / factor + smooth * rate
+            case "yarn":
+                border = [
+                    d * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+                    for turns in (scaling.fast, scaling.slow)
+                ]
+                if scaling.rounded:
+                    border = [math.floor(border[0]), math.ceil(border[1])]
+                low, high = max(border[0], 0), min(border[1], d - 1)
+                ramp = min(max((i / 2 - low) / max(high - low, 0.001), 0), 1)
+                rate = ramp * rate / factor + (1 - ramp) * rate
+        found.append(rate)
+    grown = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
+    return found, (scaling.attention or grown) if kind == "yarn" else 1.0
+
+
+def _capped(x: Tensor, cap: float) -> Tensor:
+    return cap * torch.tanh(x / cap) if cap else x
+
+
+def _in_heads(y: Tensor, count: int) -> Tensor:
+    """[b, s, a d] to [b, a, s, d]."""
+    return y.view(*y.shape[:-1], count, -1).transpose(1, 2)
+
+
+def _side_by_side(y: Tensor) -> Tensor:
+    """[b, a, s, d] to [b, s, a d]."""
+    return y.transpose(1, 2).flatten(2)
 
 
 def choose_experts(shape: ModelShape, scores: Tensor) -> Tensor:

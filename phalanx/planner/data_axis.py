@@ -218,8 +218,8 @@ def optimizer_seconds(workload: Workload, table: Table, kept: Column) -> Column:
         table: of it offload, and optimistic, which copies state before it moves.
         kept: parameters of a rank, a column.
     """
-    each = workload.framework.optimizer_bytes
-    seconds = workload.machine.memory_seconds(kept * each)
+    each, machine = workload.framework.optimizer_bytes, workload.machine
+    seconds = kept * each / (machine.hbm * (workload.rates.update or workload.rates.memory))
     away = table.offload.test(lambda offload: offload.state)
     if np.any(table.optimistic):  # copies of master weights and moments, read and written
         copied = sum(state_bytes(table.precision, table.zero_stage, workload.framework.stack)[2:])

@@ -233,6 +233,8 @@ class Priced:
         each = self.workload.framework.optimizer_bytes
         reason = f"{each:g} bytes for each of {kept:.3g} parameters"
         yield Term("optimizer", time, worth=time, reason=reason)
+        if around := self.workload.rates.step:
+            yield Term("around the step", around, worth=0.0, reason="batches and meters, measured")
 
     def _kept(self) -> Floats:
         """Parameters whose state every rank keeps."""

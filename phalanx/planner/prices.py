@@ -326,6 +326,7 @@ class Pipelines:
             if unit in units:
                 units[unit] = units[unit].plus(weights_shown(workload, units[unit], around))
         body = self.seconds(units) + optimizer_seconds(workload, table, group.kept[place])
+        body = body + workload.rates.step
         for shown in sent.exchange.shown(workload, self._budget(units)).values():
             body = body + shown
         lasts: Floats = body + with_jitter(workload, table, body)

@@ -275,14 +275,15 @@ def starved(workload: Workload, load: Load) -> Passes:
     """Seconds that the device waits for its next kernel, in forward and in all of backward.
 
     Args:
-        workload: of it the seconds between two launches, which graphs of kernels do without.
+        workload: of it the seconds between two launches, which graphs of kernels do without; on a
+            device without a queue nothing hides them.
         load: what is launched, and how long it keeps the device busy.
 
     Returns:
         Those of backward stand under I.
     """
     launch = 0.0 if workload.framework.graphs else workload.rates.launch
-    busy = added_up(load.terms.values())
+    busy = added_up(load.terms.values()) if workload.rates.queued else Passes()
     forward = np.maximum(launch * load.launches.F - busy.F, 0.0)
     return Passes(forward, np.maximum(launch * load.launches.backward - busy.backward, 0.0))
 

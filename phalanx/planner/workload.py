@@ -56,7 +56,8 @@ class Workload:
     @cached_property
     def rates(self) -> Sustained:
         """What the devices reach."""
-        return self.assumed or sustained(self.cluster.accelerator.name)
+        device = self.cluster.accelerator
+        return self.assumed or device.sustained or sustained(device.name)
 
     @cached_property
     def machine(self) -> Machine:
@@ -105,7 +106,7 @@ def workload_of(
     Args:
         shape: the model.
         cluster: the devices.
-        layout: how the step is cut; precision "auto" is bf16.
+        layout: how the step is cut; precision "auto" is that of the devices.
         seq: tokens per sequence.
         batch: sequences per step.
         framework: the program.
@@ -116,7 +117,7 @@ def workload_of(
     """
     if seq < 1 or batch < 1:
         raise UsageError(f"seq={seq} batch={batch}; both are at least 1")
-    layout = replace(layout, precision=layout.precision.on("bf16"))
+    layout = replace(layout, precision=layout.precision.on(cluster.accelerator.precision))
     workload = Workload(
         shape=shape,
         cluster=cluster,

@@ -4,13 +4,15 @@ Every text that comes from a run is escaped, and the page forbids scripts and re
 that a run of somebody else's can be looked at.
 """
 
+import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from phalanx.core.html import html_table
 from phalanx.core.units import show_bytes, show_seconds, show_share
 from phalanx.reports.difference import ReportDifference
+from phalanx.reports.kernels import by_kind
 from phalanx.reports.report import RunReport
 from phalanx.reports.term import ReportTerm, signed
 
@@ -20,6 +22,7 @@ ROW = 22
 MARKED = ("restart", "resume", "spike", "straggler", "suspicion", "set aside", "stop")
 MOST_DOTS = 200  # of held-out losses, and of marks
 MOST_EVENTS = 200  # the last ones
+MOST_KERNELS = 40
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c2430; --paper: #fff; --line: #d5dae1;
@@ -115,6 +118,8 @@ def _body(report: RunReport) -> list[str]:
         ]
         headers = ("axis", "collective", "of", "sent", "planned")
         parts += ["<h2>Bytes of rank 0 in a step</h2>", html_table("", rows, headers)]
+    if report.record.kernels:
+        parts += ["<h2>Kernels of rank 0 in a profiled step</h2>", *_kernels(report)]
     if report.ranks:
         parts += ["<h2>Ranks</h2>", _ranks(report)]
     if report.events:
@@ -123,6 +128,21 @@ def _body(report: RunReport) -> list[str]:
         notes = "".join(f"<li>{escape(note)}</li>" for note in report.notes)
         parts += ["<h2>Notes</h2>", f"<ul>{notes}</ul>"]
     return parts
+
+
+def _kernels(report: RunReport) -> Iterator[str]:
+    kernels = report.record.kernels
+    whole = math.fsum(kernel.seconds for kernel in kernels) or 1.0
+    kinds = [
+        (kind, show_seconds(seconds), show_share(seconds / whole))
+        for kind, seconds in by_kind(kernels).items()
+    ]
+    yield html_table("by what they are for", kinds, ("kernels", "seconds", "share"))
+    longest = [
+        (k.name, k.kind, f"{k.times:g}", show_seconds(k.seconds), show_share(k.share))
+        for k in kernels[:MOST_KERNELS]
+    ]
+    yield html_table("the longest", longest, ("kernel", "for", "times", "seconds", "share"))
 
 
 def _facts(report: RunReport) -> list[tuple[str, str]]:

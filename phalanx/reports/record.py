@@ -17,6 +17,7 @@ from phalanx.core.errors import PhalanxError, UsageError
 from phalanx.core.layout import Layout
 from phalanx.core.message import Message
 from phalanx.core.run import Run
+from phalanx.reports.kernels import Kernel, read_kernels
 
 
 class StepRecord(NamedTuple):
@@ -115,6 +116,7 @@ class RunRecord:
         events: in order of time.
         summary: of the last session, or nothing.
         is_done: whether the last step is done.
+        kernels: of the steps that were profiled, longest first.
         notes: what could not be read.
     """
 
@@ -127,6 +129,7 @@ class RunRecord:
     events: tuple[EventRecord, ...]
     summary: Mapping[str, Any]
     is_done: bool
+    kernels: tuple[Kernel, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -182,6 +185,7 @@ def read_run(path: Path) -> RunRecord:
         events=tuple(events),
         summary=_document(folder / "summary.json", notes),
         is_done=(folder / "done").exists(),
+        kernels=read_kernels(folder, notes),
         notes=tuple(notes),
     )
 

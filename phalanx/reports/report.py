@@ -10,6 +10,7 @@ from phalanx.core.errors import PhalanxError
 from phalanx.core.html import html_table
 from phalanx.core.layout import Layout
 from phalanx.core.units import show_seconds, show_share
+from phalanx.reports.kernels import by_kind
 from phalanx.reports.planned import RunPlan, peak_of, plan_of
 from phalanx.reports.ranks import RankTime, rank_times
 from phalanx.reports.record import EventRecord, RunRecord, StepRecord, read_run
@@ -138,6 +139,8 @@ class RunReport:
             "goodput": wall.goodput if wall else None,
             "losses": [list(point) for point in self.losses],
             "validations": [_validation(each) for each in _validated(record)],
+            "kernels": [kernel.to_dict() for kernel in record.kernels],
+            "kernel_seconds": by_kind(record.kernels),
             "events": [event.to_dict() for event in self.events],
             "notes": list(self.notes),
         }
@@ -201,11 +204,7 @@ def _notes(record: RunRecord, step: MeasuredStep | None, plan: RunPlan | str) ->
         )
     elif any(window.messages for window in record.steady):
         notes.append("too few steps to leave out those that warm up: they are counted")
-    if record.environment.get("accelerators_here"):
-        notes.append(
-            "spans are on the clock of the host: what it did not wait for counts where it did"
-        )
-    else:
+    if not record.environment.get("accelerators_here"):
         notes.append("peak bytes of a CPU rank are of the whole process, its libraries included")
     if isinstance(plan, str):
         notes.append(f"no plan beside it: {plan}")

@@ -40,6 +40,10 @@ SHAPES = {
     "mixtral": replace(LLAMA, experts=4, top_k=2),
     "deepseek": DEEPSEEK,
     "deepseek-gelu": replace(DEEPSEEK, activation="gelu"),
+    "gemma": replace(QWEN, norms="both", activation="geglu", tied=True),
+    "sinks": replace(LLAMA, sinks=True),
+    "neox": replace(GPT, positions="rope", parallel_branches=True, rotary_share=0.5),
+    "olmo": replace(LLAMA, norms="after", qk_norm=True, norm_all_heads=True),
 }
 
 

@@ -51,6 +51,13 @@ GPT = ModelShape(
     bias=True,
 )
 QWEN = replace(LLAMA, qk_norm=True, qkv_bias=True)
+GEMMA = replace(
+    QWEN, norms="both", activation="geglu", window=3, attention_cap=5.0, attention_scale=0.3
+)
+SINKS = replace(LLAMA, sinks=True, window=3)
+NEOX = replace(
+    GPT, positions="rope", parallel_branches=True, rotary_share=0.5, activation="gelu-erf"
+)
 LATENT = replace(
     LLAMA, kv_heads=8, q_lora_rank=24, kv_lora_rank=20, qk_nope=12, qk_rope=6, v_head=14
 )
@@ -150,8 +157,11 @@ def predicted(saved: tuple[Saved, ...], layout: Layout) -> float:
 @pytest.mark.parametrize("line", LAYOUTS)
 @pytest.mark.parametrize(
     "shape",
-    [LLAMA, GPT, QWEN, LATENT, DIRECT, MIXTRAL, DEEPSEEK, PLAIN],
-    ids=["llama", "gpt", "qwen", "latent", "direct", "mixtral", "deepseek", "plain-experts"],
+    [LLAMA, GPT, QWEN, LATENT, DIRECT, MIXTRAL, DEEPSEEK, PLAIN, GEMMA, SINKS, NEOX],
+    ids=[
+        *("llama", "gpt", "qwen", "latent", "direct", "mixtral", "deepseek", "plain-experts"),
+        *("gemma", "sinks", "neox"),
+    ],
 )
 def test_a_block_keeps_what_the_ledger_says(shape: ModelShape, line: str):
     layout = Layout.parse(line)

@@ -124,7 +124,7 @@ def test_what_a_folder_holds_besides_text_is_counted(tmp_path):
     ("name", "says"),
     [
         ("0.npy", "3 .npy files; a run reads one file of token ids"),
-        ("0.jsonl", "write the texts of"),
+        ("0.jsonl", "phalanx data tokenize"),
     ],
 )
 def test_a_folder_of_token_files_or_records_says_what_to_do(tmp_path, name, says):

@@ -61,7 +61,9 @@ def test_a_family_of_other_names_finds_every_parameter():
     assert config["model_type"] == "tower"
     assert replace(family.shape(config), name=shape.name) == shape
     places = [
-        place.name for declaration in declarations(shape) for place in family.places(declaration)
+        place.name
+        for declaration in declarations(shape)
+        for place in family.places(declaration, shape)
     ]
     assert len(places) == len(set(places))
     assert "model.layers.1.mixer.query.weight" in places

@@ -22,7 +22,8 @@ from phalanx.trainer.run.report import StepMetrics
 
 HOME = tempfile.TemporaryDirectory(prefix="phalanx-", ignore_cleanup_errors=True)
 SAVED = HOME.name
-RECORDED = str(ROOT / "tests" / "reports" / "recorded")
+RECORDED = str(Path(SAVED) / "recorded")
+KERNEL = {"name": "aten::mm", "kind": "matrix products", "times": 2, "seconds": 0.1}
 PUBLISHED = ROOT / "benchmarks" / "published" / "runs_validate.csv"
 PLAN = ("plan", "llama-3.1-8b", "h100x64", "--tokens", "1Mi")
 ASKED = {  # command lines whose documents have between them every field
@@ -46,6 +47,10 @@ ASKED = {  # command lines whose documents have between them every field
     ],
     "published": [("published", str(PUBLISHED))],
     "schedule": [("schedule", "interleaved", "-p", "2", "-m", "4")],
+    "data tokenize": [
+        ("data", "tokenize", str(ROOT / "README.md"), "-o", str(Path(SAVED) / "tokens"), "--quiet")
+    ],
+    "data show": [("data", "show", str(ROOT / "LICENSE"))],
     "verify": [("verify", "--layout", "tp=2", "--steps", "1")],
     "report": [("report", RECORDED)],
     "report RUN RUN2": [("report", RECORDED, str(Path(SAVED) / "other"))],
@@ -82,6 +87,8 @@ def saved() -> Iterator[None]:
             data = torch.full((4,), step)
             saver.save(step, [Piece("w", "weight", (4,), (0,), (4,), 0, 4, data)], {"batch": step})
             saver.wait()
+        recorded = shutil.copytree(ROOT / "tests" / "reports" / "recorded", RECORDED)
+        (Path(recorded) / "kernels.json").write_text(json.dumps({"kernels": [KERNEL]}))
         other = shutil.copytree(RECORDED, Path(SAVED) / "other")
         file = other / "run.toml"
         file.write_text(file.read_text().replace("batch = 8", "batch = 16"))

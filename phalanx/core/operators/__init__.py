@@ -73,16 +73,25 @@ def _block(
     shape: "ModelShape", mlp: Callable[["ModelShape"], Iterator[Operator]]
 ) -> BlockOperators:
     attention = latent_attention if shape.is_mla else grouped_attention
+    before, after = shape.norms != "after", shape.norms != "before"
+
+    def norm(name: str, there: bool, *, is_input: bool = False, shares: bool = False) -> Operators:
+        prefix = name.replace(" ", "_")
+        one = residual_norm(name, prefix, shape, is_input=is_input, shares=shares)
+        return (one,) if there else ()
+
     return BlockOperators(
         (
-            residual_norm("attention norm", "attention_norm", shape, is_input=True),
+            *norm("attention norm", before, is_input=True),
             *attention(shape),
+            *norm("attention post norm", after),
             residual("attention output mask", shape),
         ),
         (
-            residual_norm("mlp norm", "mlp_norm", shape),
+            *norm("mlp norm", before, shares=shape.parallel_branches),
             *mlp(shape),
-            residual("mlp output mask", shape, is_last=True),
+            *norm("mlp post norm", after),
+            residual("mlp output mask", shape, is_last=not after),
         ),
     )
 
@@ -116,6 +125,7 @@ def _head(shape: "ModelShape") -> Iterator[Operator]:
         name="loss",
         computes=CrossEntropy(table),
         saves=(
+            *([SavedTensor("capped logits", table)] if shape.logit_cap else []),
             SavedTensor("logits", table, format="logits"),
             SavedTensor("softmax sums", whole(1), format="statistics"),
         ),

@@ -51,7 +51,7 @@ def grouped_attention(shape: "ModelShape") -> Iterator[Operator]:
         yield Operator(
             name="rotary positions",
             computes=MemoryBound((query, keys), 2, 2, 2),
-            saves=(SavedTensor("rotary angles", whole(d), format="angles"),),
+            saves=(SavedTensor("rotary angles", whole(shape.rotary_dim), format="angles"),),
         )
     if shape.qk_norm:
         yield _head_norms(shape)
@@ -61,22 +61,33 @@ def grouped_attention(shape: "ModelShape") -> Iterator[Operator]:
 
 def _attention_input(shape: "ModelShape") -> SavedTensor:
     freed_by = frozenset({"norms", "operators"})
-    return SavedTensor("attention input", whole(shape.hidden), "own", "operand", freed_by)
+    is_input = shape.norms == "after"  # what the block is given, as no norm stands before
+    return SavedTensor(
+        "attention input",
+        whole(shape.hidden),
+        "own",
+        "operand",
+        frozenset() if is_input else freed_by,
+        is_input,
+    )
 
 
 def _head_norms(shape: "ModelShape") -> Operator:
     """A norm of each query and each key head, whose scales all heads share (Qwen3)."""
     d = shape.head_dim
-    heads = {"query": shape.heads, "key": shape.kv_heads}
+    heads, together = {"query": shape.heads, "key": shape.kv_heads}, shape.norm_all_heads
     saves = []
     for name, count in heads.items():
+        statistics = whole(1) if together else Width(count)
         saves.append(SavedTensor(f"{name} norm input", Width(count, d)))
-        saves.append(SavedTensor(f"{name} norm statistics", Width(count), format="statistics"))
+        saves.append(SavedTensor(f"{name} norm statistics", statistics, format="statistics"))
+    widths = [count * d if together else d for count in heads.values()]
     return Operator(
         name="query and key norm",
         computes=MemoryBound(tuple(Width(count, d) for count in heads.values()), 2, 3, 2),
         parameters=tuple(
-            Parameter(f"attention.{n}_norm.weight", (whole(d),), "tp") for n in ("q", "k")
+            Parameter(f"attention.{n}_norm.weight", (whole(width),), "tp")
+            for n, width in zip(("q", "k"), widths, strict=True)
         ),
         saves=tuple(saves),
     )
@@ -94,6 +105,7 @@ def _core(shape: "ModelShape", inputs: tuple[tuple[str, Width, str], ...]) -> Op
         name="attention",
         computes=AttentionCore(Width(shape.heads), Width(shape.kv_heads), shape.qk_width, value),
         part="core",
+        parameters=(Parameter("attention.sinks.weight", (Width(shape.heads),)),) * shape.sinks,
         saves=tuple(saves),
     )
 

@@ -1,5 +1,6 @@
 """Operators that every kind of block has: norms, the residual stream, matrices as parameters."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from phalanx.core.operator import (
@@ -17,7 +18,12 @@ if TYPE_CHECKING:  # a shape counts its parameters by these
 
 
 def residual_norm(
-    name: str, prefix: str, shape: "ModelShape", *, is_input: bool = False
+    name: str,
+    prefix: str,
+    shape: "ModelShape",
+    *,
+    is_input: bool = False,
+    shares: bool = False,
 ) -> Operator:
     """A norm of the residual stream; a layernorm, which also centres, has a shift as well.
 
@@ -26,10 +32,12 @@ def residual_norm(
         prefix: of its parameters: `prefix.weight` and, of a layernorm, `prefix.bias`, each [h].
         shape: the model; its norm and hidden are used.
         is_input: its input is the block's, from which full recomputation starts.
+        shares: its input is saved already, by another operator that reads the same.
     """
     kinds = ("weight", "bias") if shape.norm == "layernorm" else ("weight",)
     names = tuple(f"{prefix}.{kind}" for kind in kinds)
-    return norm(name, names, shape.hidden, is_input=is_input)
+    made = norm(name, names, shape.hidden, is_input=is_input)
+    return replace(made, saves=made.saves[1:]) if shares else made
 
 
 def norm(

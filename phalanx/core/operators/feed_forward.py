@@ -30,7 +30,7 @@ ROUTER_KERNELS, DISPATCH_KERNELS, COMBINE_KERNELS = 20, 25, 15
 def mlp(shape: "ModelShape") -> Iterator[Operator]:
     """SwiGLU or GELU between two products (Shazeer 2020, arXiv:2002.05202)."""
     h = whole(shape.hidden)
-    freed_by = frozenset({"norms", "operators"})
+    freed_by = frozenset({"norms", "operators"} if shape.norms != "after" else ())
     up, activation, down = _feed_forward(shape, "mlp", "mlp", Width(shape.ffn))
     yield replace(
         up,
@@ -67,7 +67,7 @@ def _feed_forward(
     shape: "ModelShape", name: str, prefix: str, f: Width
 ) -> tuple[Operator, Operator, Operator]:
     """Into a width, an activation function, and back; as it is where every token visits it."""
-    h, gated, bias = whole(shape.hidden), shape.activation == "swiglu", shape.bias
+    h, gated, bias = whole(shape.hidden), shape.is_gated, shape.bias
     matrices = ("gate", "up") if gated else ("up",)
     first, second, result = _FREED[name]
     saves = [SavedTensor(f"{name}: second before activation", f, freed_by=second)] * gated

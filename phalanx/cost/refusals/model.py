@@ -22,4 +22,24 @@ RULES = (
         _says_positions,
         Scope.OURS,
     ),
+    Rule(
+        "tp cuts heads that are normalised together",
+        keys("tp"),
+        lambda x: (x.tp > 1) & x.model.norm_all_heads,
+        lambda run: (
+            f"queries and keys of {run.model.heads} heads are normalised together "
+            f"(model.norm_all_heads), which tp={run.layout.tp} would cut; use tp=1"
+        ),
+        Scope.OURS,
+    ),
+    Rule(
+        "logits in chunks are not capped",
+        keys("logits"),
+        lambda x: (x.logits > 0) & (x.model.logit_cap > 0),
+        lambda run: (
+            f"logits={run.layout.logits} makes logits in chunks, which are not capped by "
+            f"model.logit_cap={run.model.logit_cap:g}; use logits=0"
+        ),
+        Scope.OURS,
+    ),
 )

@@ -6,6 +6,7 @@ from phalanx.core.run import Run
 from phalanx.schedules.build import lowered, lowered_forward_only
 from phalanx.schedules.layouts import is_asynchronous, placement, reduces_every
 from phalanx.trainer.engine.balance import Balancer
+from phalanx.trainer.engine.device_recorder import CudaClock, DeviceRecorder
 from phalanx.trainer.engine.executor import Executor
 from phalanx.trainer.engine.optimizer import Optimizer
 from phalanx.trainer.engine.pipedream import WeightStashing
@@ -14,7 +15,7 @@ from phalanx.trainer.engine.unit import Source
 from phalanx.trainer.engine.update import AfterTheNorm, Optimistic, Updated, UpdateRule
 from phalanx.trainer.engine.wire import Form, Wire
 from phalanx.trainer.guard.spikes import SpikeDetector
-from phalanx.trainer.model.init import init_source
+from phalanx.trainer.model.init import init_source, router_biases
 from phalanx.trainer.model.stage import Stage, build_stages
 from phalanx.trainer.parallel.context import ContextParallel
 from phalanx.trainer.parallel.data import ShardedUnit
@@ -105,10 +106,16 @@ def build_engine(run: Run, mesh: Mesh, source: Source | None = None) -> Engine:
     stages = build_stages(run, mesh, precision, arithmetic.products, source)
     units = list(dict.fromkeys(unit for stage in stages.values() for unit in stage.all_units))
     routers = [router for stage in stages.values() for router in stage.routers]
+    biases = router_biases(run)
+    for router in routers:
+        if (bias := biases.get(int(router.prefix.split(".")[1]))) is not None:
+            router.bias.copy_(bias)
     seq = layout.padded_seq(run.recipe.seq) // layout.sequence_parts
     shape = (seq, layout.mb, run.model.hidden)
     wire = Wire(mesh.pipeline, schedule, Form(shape, precision.compute, mesh.device))
-    recorder = Recorder(layout.rank_at(mesh.at))
+    rank = layout.rank_at(mesh.at)
+    on_device = mesh.device.type == "cuda"
+    recorder = DeviceRecorder(rank, mesh.ledger, CudaClock()) if on_device else Recorder(rank)
     mesh.ledger.watch = recorder.message
     optimizer = Optimizer(run.recipe, units, run.micro_batches if is_asynchronous(layout) else 1)
     spikes = SpikeDetector(run.recipe)

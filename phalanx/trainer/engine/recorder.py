@@ -51,11 +51,18 @@ class Recorder:
     def message(self, passage: Passage) -> None:
         """Keep a message: how long it was under way, and how long the rank stood still for it."""
         self.arrived()
-        axis, purpose, issued, wanted, done = passage
+        axis, purpose, issued, wanted, done, _ = passage
         self._elsewhere += done - wanted
         if self.keeps_spans:
             self.spans.append(Span(self.rank, purpose, "communicate", issued, done, axis))
             self.spans.append(Span(self.rank, purpose, "wait", wanted, done, axis))
+
+    def settle(self, *, all_of_it: bool = False) -> None:
+        """Read what is only known later: nothing, where the host waits for what it times.
+
+        Args:
+            all_of_it: wait for it.
+        """
 
     def clear(self) -> None:
         """Forget spans and totals."""

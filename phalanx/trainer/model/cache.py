@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from phalanx.trainer.ops.kernels import attention
+from phalanx.trainer.ops.flash import ScoreRule, window_mask
+from phalanx.trainer.ops.kernels import PLAIN_SCORES, attention
 from phalanx.trainer.parallel.comm import Group
 from phalanx.trainer.parallel.context import ContextParallel
 from phalanx.trainer.parallel.ledger import Ledger
@@ -30,7 +31,15 @@ class KeyValueCache(ContextParallel):
         """Start a pass, at the first layer."""
         self._turn = 0
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None) -> Tensor:
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        documents: Tensor | None,
+        rule: ScoreRule = PLAIN_SCORES,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         """softmax(q k^T / sqrt(d)) v over all tokens up to each new one.
 
         Args:
@@ -38,17 +47,19 @@ class KeyValueCache(ContextParallel):
             k: [n, b, g, d].
             v: [n, b, g, d_v].
             documents: none: a text is one.
+            rule: how scores are made, and which of them count.
+            sinks: [a], a score of each head that selects nothing.
 
         Returns:
             [n, b, a d_v].
         """
         k, v = self._with_the_past(k, v)
         mask = None
-        if len(k) > len(q):
-            seen = torch.ones(len(q), len(k), dtype=torch.bool, device=q.device)
-            mask = seen.tril(len(k) - len(q)).expand(1, 1, -1, -1)
+        if len(k) > len(q) or 0 < rule.window < len(k):
+            places = torch.arange(len(k), device=q.device)
+            mask = window_mask(places[-len(q) :], places, rule.window or len(k))
         q, k, v = (x.permute(1, 2, 0, 3) for x in (q, k, v))
-        return attention(q, k, v, mask).permute(2, 0, 1, 3).flatten(2)
+        return attention(q, k, v, mask, rule, sinks).permute(2, 0, 1, 3).flatten(2)
 
     def _with_the_past(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         if self._turn == len(self._kept):

@@ -52,7 +52,7 @@ class Embedding(nn.Module):
 
     def __init__(self, shape: ModelShape, recipe: Recipe, tp: TensorParallel) -> None:
         super().__init__()
-        self.tp = tp
+        self.tp, self.scale = tp, shape.embedding_scale
         self.table = EmbeddingTable("embedding", shape, tp)
         self.positions = PositionTable(shape, tp) if shape.positions == "learned" else None
         self.drop = Dropout(recipe.dropout, recipe.seed, "embedding", tp)
@@ -60,6 +60,8 @@ class Embedding(nn.Module):
     def forward(self, batch: MicroBatch) -> Tensor:
         """Tokens [s, b] to activations [s/t, b, h]."""
         x = self.tp.sum(self._my_rows(batch.tokens))
+        if self.scale:
+            x = x * self.scale
         if self.positions is not None:
             x = x + self._look_up(self.tp.my_sequence(batch.positions), self.positions.weight)
         return self.drop(x, batch)
@@ -127,7 +129,7 @@ class Head(nn.Module):
             chunk: tokens whose logits are alive at once; 0 means all, from forward to backward.
         """
         super().__init__()
-        self.tp, self.chunk = tp, chunk
+        self.tp, self.chunk, self.cap = tp, chunk, shape.logit_cap
         self.norm = norm_layer("norm", shape, tp)
         name = "embedding" if shape.tied else "head"
         self.table = tied or EmbeddingTable(name, shape, tp)
@@ -151,4 +153,4 @@ class Head(nn.Module):
     def logits(self, x: Tensor) -> Tensor:
         """This rank's part of the vocabulary: [s/t, b, h] to [s, b, V/t]."""
         (logits,) = self.tp.columns(self.norm(x), self.table)
-        return logits
+        return self.cap * (logits / self.cap).tanh() if self.cap else logits

@@ -10,6 +10,7 @@ s/t and f/t where a rank holds only its part.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -21,7 +22,7 @@ from phalanx.core.run import Recipe
 from phalanx.trainer.engine.saved import SavedTensors
 from phalanx.trainer.engine.weight_gradients import WeightGradients
 from phalanx.trainer.model.batch import MicroBatch
-from phalanx.trainer.model.layers import Projection, swiglu
+from phalanx.trainer.model.layers import Projection, activate
 from phalanx.trainer.model.parameters import Declared, Init
 from phalanx.trainer.ops.autograd import apply
 from phalanx.trainer.ops.kernels import grouped_outer, grouped_times, widened
@@ -239,9 +240,10 @@ class RoutedExperts(nn.Module):
     ) -> None:
         super().__init__()
         self.ep, self.gradients = ep, gradients
+        self.activate = partial(activate, shape.activation)
         self.experts = shape.experts
         E, h, f = shape.experts, shape.hidden, shape.expert_width
-        gated = shape.activation == "swiglu"
+        gated = shape.is_gated
         self.gate = ExpertMatrices(f"{prefix}.gate", E, (h, f), "normal") if gated else None
         self.up = ExpertMatrices(f"{prefix}.up", E, (h, f), "normal")
         self.down = ExpertMatrices(f"{prefix}.down", E, (f, h), "residual")
@@ -260,7 +262,7 @@ class RoutedExperts(nn.Module):
         rows = self.ep.dispatch(x, plan)
         stacks = [self.up] if self.gate is None else [self.gate, self.up]
         wide = self._products(rows, plan.counts, *stacks)
-        (y,) = saved.run("activation", activate, *wide)
+        (y,) = saved.run("activation", self.activate, *wide)
         (y,) = self._products(y, plan.counts, self.down)
         return self.ep.combine(y, routing.weights, plan)
 
@@ -314,9 +316,9 @@ class SharedExperts(nn.Module):
 
     def __init__(self, prefix: str, shape: ModelShape, tp: TensorParallel) -> None:
         super().__init__()
-        self.tp = tp
+        self.tp, self.activate = tp, partial(activate, shape.activation)
         h, f = shape.hidden, shape.shared_experts * shape.expert_width
-        gated = shape.activation == "swiglu"
+        gated = shape.is_gated
         self.gate = Projection(f"{prefix}.gate", (h, f), "out", tp) if gated else None
         self.up = Projection(f"{prefix}.up", (h, f), "out", tp)
         self.down = Projection(f"{prefix}.down", (f, h), "in", tp)
@@ -329,18 +331,13 @@ class SharedExperts(nn.Module):
             saved: says whether first products and activation function run again in backward.
         """
         wide = saved.run("mlp", self._widen, x)
-        (y,) = saved.run("activation", activate, *wide)
+        (y,) = saved.run("activation", self.activate, *wide)
         return self.tp.product(y, self.down)
 
     def _widen(self, x: Tensor) -> list[Tensor]:
         """[s, b, h] to the inputs of the activation function, [s, b, f/t] each."""
         inputs = [self.up] if self.gate is None else [self.gate, self.up]
         return [self.tp.product(x, layer) for layer in inputs]
-
-
-def activate(*wide: Tensor) -> Tensor:
-    """GELU of one input, or SwiGLU of a gate and another."""
-    return swiglu(*wide) if len(wide) > 1 else F.gelu(wide[0], approximate="tanh")
 
 
 class Experts(nn.Module):

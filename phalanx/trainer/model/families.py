@@ -13,157 +13,22 @@ stack of matrices, theirs a tensor each.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
-from phalanx.core.errors import RefusedError, UsageError
+import numpy as np
+
+from phalanx.core.errors import RefusedError
 from phalanx.core.model import ModelShape
-from phalanx.trainer.model.parameters import Declaration
-
-
-class Place(NamedTuple):
-    """Where one of our parameters lies among theirs.
-
-    Attributes:
-        name: of their tensor.
-        part, parts: ours is this one of so many equal parts of theirs, along our first dim.
-        transposed: theirs is [n_in, n_out].
-        expert: theirs is the matrix of this expert in our stack of them; None where ours is none.
-    """
-
-    name: str
-    part: int = 0
-    parts: int = 1
-    transposed: bool = False
-    expert: int | None = None
-
-    def whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of their tensor, if ours has `shape`."""
-        whole = (shape[0] * self.parts, *shape[1:])
-        return whole[::-1] if self.transposed else whole
-
-
-@dataclass(frozen=True, kw_only=True)
-class Family:
-    """One architecture.
-
-    Attributes:
-        model_type: what a configuration calls it.
-        architecture: the class that loads it.
-        kind: what all its models have in common, as fields of our shape.
-        keys: what a configuration calls the other fields of our shape.
-        silent: our value where a configuration does not say, or theirs of a key in `fixed`.
-        fixed: what a configuration must say for the arithmetic to be ours; silence is consent
-            unless `silent` says otherwise.
-        aliases: two keys of a configuration that must agree, because one field of ours is both.
-        modules: what it calls our modules, `{}` for the layer.
-        fused: our modules that are parts of one of theirs, in order.
-        transposes: the matrices of blocks are [n_in, n_out].
-        window: what a configuration calls how many tokens back attention looks, if it has a word.
-        window_switch: the key that must be true for the window to count, if there is one.
-    """
-
-    model_type: str
-    architecture: str
-    kind: Mapping[str, Any]
-    keys: Mapping[str, str]
-    silent: Mapping[str, Any]
-    fixed: Mapping[str, tuple[Any, ...]]
-    modules: Mapping[str, str]
-    aliases: Mapping[str, str] = field(default_factory=dict)
-    fused: tuple[str, ...] = ()
-    transposes: bool = False
-    window: str = ""
-    window_switch: str = ""
-
-    def places(self, declaration: Declaration) -> list[Place]:
-        """Where it keeps a parameter of ours: one tensor, or one for each expert."""
-        module, _, attribute = declaration.name.rpartition(".")
-        layer = ""
-        if module.startswith("blocks."):
-            _, layer, module = module.split(".", 2)
-        theirs = f"{self.modules[module]}.{attribute}"
-        if declaration.expert_dim is not None:
-            experts = range(declaration.shape[declaration.expert_dim])
-            return [Place(theirs.format(layer, e), expert=e) for e in experts]
-        place = Place(
-            name=theirs.format(layer),
-            part=self.fused.index(module) if module in self.fused else 0,
-            parts=len(self.fused) if module in self.fused else 1,
-            transposed=self.transposes and bool(layer) and len(declaration.shape) > 1,
-        )
-        return [place]
-
-    def configuration(self, shape: ModelShape) -> dict[str, Any]:
-        """What `config.json` says of a model."""
-        said = {key: getattr(shape, field) for field, key in self.keys.items()}
-        return {
-            "architectures": [self.architecture],
-            "model_type": self.model_type,
-            **{key: allowed[0] for key, allowed in self.fixed.items()},
-            **said,
-            **{alias: said[key] for alias, key in self.aliases.items()},
-            **({self.window: None} if self.window else {}),
-            **({self.window_switch: False} if self.window_switch else {}),
-            "bos_token_id": None,
-            "eos_token_id": None,
-        }
-
-    def shape(self, config: Mapping[str, Any]) -> ModelShape:
-        """The shape that a configuration describes.
-
-        Raises:
-            RefusedError: its arithmetic is not ours.
-            UsageError: a size is missing, or none.
-        """
-        said = {**config, **_rotary(config), **_experts(config)}
-        for key, allowed in self.fixed.items():
-            self._require(key, said.get(key, self.silent.get(key, allowed[0])), allowed)
-        values = {field: self._value(said, field) for field in self.keys}
-        for twin, key in self.aliases.items():
-            self._require(twin, said.get(twin, False), (said.get(key, False),))
-        return ModelShape(**self.kind, **values)
-
-    def has(self, shape: ModelShape) -> bool:
-        """Whether what its configuration says of a model reads back as the same shape."""
-        return replace(self.shape(self.configuration(shape)), name=shape.name) == shape
-
-    def attention_window(self, config: Mapping[str, Any]) -> int | None:
-        """How many tokens a token sees, itself included; None where it sees all before it.
-
-        Our attention has no window: a shorter sequence does not need one.
-        """
-        if not self.window or not config.get(self.window_switch or "", not self.window_switch):
-            return None
-        size = config.get(self.window, self.silent.get(self.window))
-        return size if isinstance(size, int) else None
-
-    def _value(self, said: Mapping[str, Any], field: str) -> Any:
-        key = self.keys[field]
-        value = self.silent.get(field) if said.get(key) is None else said[key]
-        if not isinstance(value, int | float):
-            raise UsageError(f"a configuration of {self.model_type} has {key}={value!r}, no number")
-        return value
-
-    def _require(self, key: str, value: Any, allowed: tuple[Any, ...]) -> None:
-        if value not in allowed:
-            options = " or ".join(str(option) for option in allowed)
-            raise RefusedError(
-                f"{key}={value} is not known for {self.model_type} models; it can be {options}"
-            )
-
-
-def _rotary(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a configuration says of rotary positions, under the names of any version."""
-    rotary = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = rotary.get("rope_type", rotary.get("type", "default"))
-    return {**rotary, "rope_type": kind}
-
-
-def _experts(config: Mapping[str, Any]) -> dict[str, Any]:
-    """How many experts it says, which of two names a version has for it."""
-    return {"num_experts": config.get("num_experts", config.get("num_local_experts"))}
-
+from phalanx.trainer.model.family import Family, RowMap
+from phalanx.trainer.model.interleaved import (
+    by_head,
+    in_a_row,
+    latent_rope,
+    latent_rows,
+    latent_scale,
+    local_theta,
+)
 
 LLAMA = Family(
     model_type="llama",
@@ -192,7 +57,7 @@ LLAMA = Family(
         "norm_eps": 1e-6,
         "max_positions": 2048,
     },
-    fixed={"hidden_act": ("silu",), "rope_type": ("default",)},
+    fixed={"hidden_act": ("silu",)},
     aliases={"mlp_bias": "attention_bias"},
     modules={
         "embedding": "model.embed_tokens",
@@ -286,7 +151,6 @@ STARCODER2 = replace(
     silent={**LLAMA.silent, "kv_heads": 2, "tied": True, "norm_eps": 1e-5, "max_positions": 4096},
     fixed={
         "hidden_act": ("gelu_pytorch_tanh", "gelu_new"),
-        "rope_type": ("default",),
         "use_bias": (True,),
     },
     modules={
@@ -337,7 +201,246 @@ QWEN3_MOE = replace(
         "experts.down": "model.layers.{}.mlp.experts.{}.down_proj",
     },
 )
-ALL = (LLAMA, GPT2, MISTRAL, QWEN2, QWEN3, STARCODER2, MIXTRAL, QWEN3_MOE)
+GEMMA2 = replace(
+    LLAMA,
+    model_type="gemma2",
+    architecture="Gemma2ForCausalLM",
+    kind={**LLAMA.kind, "activation": "geglu", "norms": "both"},
+    silent={**LLAMA.silent, "kv_heads": 4, "head_dim": 256, "tied": True, "max_positions": 8192}
+    | {"sliding_window": 4096},
+    fixed={
+        "hidden_activation": ("gelu_pytorch_tanh",),
+        "use_bidirectional_attention": (None, False),
+    },
+    aliases={},
+    modules={
+        **LLAMA.modules,
+        "attention_post_norm": "model.layers.{}.post_attention_layernorm",
+        "mlp_norm": "model.layers.{}.pre_feedforward_layernorm",
+        "mlp_post_norm": "model.layers.{}.post_feedforward_layernorm",
+    },
+    window="sliding_window",
+    full_every=2,
+    shifted=True,
+    reads=lambda said: {
+        "attention_cap": said.get("attn_logit_softcapping", 50.0) or 0.0,
+        "logit_cap": said.get("final_logit_softcapping", 30.0) or 0.0,
+        "attention_scale": said.get("query_pre_attn_scalar", 256) ** -0.5,
+        "embedding_scale": said["hidden_size"] ** 0.5,
+    },
+    writes=lambda shape: {
+        "attn_logit_softcapping": shape.attention_cap or None,
+        "final_logit_softcapping": shape.logit_cap or None,
+        "query_pre_attn_scalar": round((shape.attention_scale or 1.0) ** -2),
+        "hidden_act": "gelu_pytorch_tanh",
+    },
+)
+GEMMA3 = replace(
+    GEMMA2,
+    model_type="gemma3_text",
+    architecture="Gemma3ForCausalLM",
+    kind={**GEMMA2.kind, "qk_norm": True},
+    silent={**GEMMA2.silent, "max_positions": 131072, "rope_theta": 1e6},
+    modules={
+        **GEMMA2.modules,
+        "attention.q_norm": "model.layers.{}.self_attn.q_norm",
+        "attention.k_norm": "model.layers.{}.self_attn.k_norm",
+    },
+    full_every=6,
+    reads=lambda said: {
+        "attention_cap": said.get("attn_logit_softcapping") or 0.0,
+        "logit_cap": said.get("final_logit_softcapping") or 0.0,
+        "attention_scale": said.get("query_pre_attn_scalar", 256) ** -0.5,
+        "embedding_scale": said["hidden_size"] ** 0.5,
+        "local_theta": local_theta(said),
+    },
+    writes=lambda shape: {
+        **GEMMA2.writes(shape),
+        "rope_local_base_freq": shape.local_theta,
+    },
+)
+OLMO2 = replace(
+    LLAMA,
+    model_type="olmo2",
+    architecture="Olmo2ForCausalLM",
+    kind={**LLAMA.kind, "norms": "after", "qk_norm": True, "norm_all_heads": True},
+    silent={**LLAMA.silent, "norm_eps": 1e-5},
+    aliases={},
+    modules={
+        **LLAMA.modules,
+        "attention.q_norm": "model.layers.{}.self_attn.q_norm",
+        "attention.k_norm": "model.layers.{}.self_attn.k_norm",
+        "attention_post_norm": "model.layers.{}.post_attention_layernorm",
+        "mlp_post_norm": "model.layers.{}.post_feedforward_layernorm",
+    },
+)
+PHI3 = replace(
+    MISTRAL,
+    model_type="phi3",
+    architecture="Phi3ForCausalLM",
+    silent={**LLAMA.silent, "norm_eps": 1e-5, "max_positions": 4096},
+    modules={
+        **LLAMA.modules,
+        **dict.fromkeys(
+            ("attention.q", "attention.k", "attention.v"), "model.layers.{}.self_attn.qkv_proj"
+        ),
+        **dict.fromkeys(("mlp.gate", "mlp.up"), "model.layers.{}.mlp.gate_up_proj"),
+    },
+    rows={
+        "attention.q": lambda shape: in_a_row(shape, "q"),
+        "attention.k": lambda shape: in_a_row(shape, "k"),
+        "attention.v": lambda shape: in_a_row(shape, "v"),
+        "mlp.gate": lambda shape: RowMap(np.arange(shape.ffn), 2 * shape.ffn),
+        "mlp.up": lambda shape: RowMap(np.arange(shape.ffn) + shape.ffn, 2 * shape.ffn),
+    },
+    reads=lambda said: {"rotary_share": said.get("partial_rotary_factor") or 1.0},
+    writes=lambda shape: {"partial_rotary_factor": shape.rotary_share},
+)
+NEOX = Family(
+    model_type="gpt_neox",
+    architecture="GPTNeoXForCausalLM",
+    kind={"norm": "layernorm", "positions": "rope", "bias": True},
+    keys={
+        "layers": "num_hidden_layers",
+        "hidden": "hidden_size",
+        "heads": "num_attention_heads",
+        "ffn": "intermediate_size",
+        "vocab": "vocab_size",
+        "tied": "tie_word_embeddings",
+        "rope_theta": "rope_theta",
+        "norm_eps": "layer_norm_eps",
+        "max_positions": "max_position_embeddings",
+        "parallel_branches": "use_parallel_residual",
+    },
+    silent={"tied": False, "rope_theta": 10_000.0, "norm_eps": 1e-5, "max_positions": 2048}
+    | {"parallel_branches": True},
+    fixed={"attention_bias": (True,)},
+    modules={
+        "embedding": "gpt_neox.embed_in",
+        "attention_norm": "gpt_neox.layers.{}.input_layernorm",
+        **dict.fromkeys(
+            ("attention.q", "attention.k", "attention.v"),
+            "gpt_neox.layers.{}.attention.query_key_value",
+        ),
+        "attention.o": "gpt_neox.layers.{}.attention.dense",
+        "mlp_norm": "gpt_neox.layers.{}.post_attention_layernorm",
+        "mlp.up": "gpt_neox.layers.{}.mlp.dense_h_to_4h",
+        "mlp.down": "gpt_neox.layers.{}.mlp.dense_4h_to_h",
+        "norm": "gpt_neox.final_layer_norm",
+        "head": "embed_out",
+    },
+    rows={
+        "attention.q": lambda shape: by_head(shape, 0),
+        "attention.k": lambda shape: by_head(shape, 1),
+        "attention.v": lambda shape: by_head(shape, 2),
+    },
+    reads=lambda said: {
+        "activation": {"gelu": "gelu-erf"}.get(said.get("hidden_act", "gelu"), "gelu"),
+        "rotary_share": said.get("partial_rotary_factor", said.get("rotary_pct", 0.25)),
+        "rope_theta": float(said.get("rope_theta") or said.get("rotary_emb_base") or 10_000.0),
+    },
+    writes=lambda shape: {
+        "hidden_act": "gelu" if shape.activation == "gelu-erf" else "gelu_new",
+        "rotary_pct": shape.rotary_share,
+        "rotary_emb_base": shape.rope_theta,
+        "partial_rotary_factor": shape.rotary_share,
+    },
+)
+DEEPSEEK_V3 = replace(
+    LLAMA,
+    model_type="deepseek_v3",
+    architecture="DeepseekV3ForCausalLM",
+    kind={**LLAMA.kind, "routing": "sigmoid"},
+    keys={
+        **{ours: key for ours, key in LLAMA.keys.items() if ours not in ("head_dim", "bias")},
+        "moe_ffn": "moe_intermediate_size",
+        "experts": "n_routed_experts",
+        "top_k": "num_experts_per_tok",
+        "shared_experts": "n_shared_experts",
+        "dense_layers": "first_k_dense_replace",
+        "normalised": "norm_topk_prob",
+        "expert_groups": "n_group",
+        "groups_kept": "topk_group",
+        "routed_scale": "routed_scaling_factor",
+        "q_lora_rank": "q_lora_rank",
+        "kv_lora_rank": "kv_lora_rank",
+        "qk_nope": "qk_nope_head_dim",
+        "qk_rope": "qk_rope_head_dim",
+        "v_head": "v_head_dim",
+    },
+    silent={**LLAMA.silent, "q_lora_rank": 0, "max_positions": 4096},
+    fixed={
+        "hidden_act": ("silu",),
+        "attention_bias": (False,),
+        "rope_interleave": (True,),
+        "scoring_func": ("sigmoid",),
+        "topk_method": ("noaux_tc",),
+    },
+    aliases={},
+    modules={
+        **{ours: name for ours, name in LLAMA.modules.items() if ours[-2:] not in (".k", ".v")},
+        "attention.q_down": "model.layers.{}.self_attn.q_a_proj",
+        "attention.q_norm": "model.layers.{}.self_attn.q_a_layernorm",
+        "attention.q_up": "model.layers.{}.self_attn.q_b_proj",
+        "attention.kv_down": "model.layers.{}.self_attn.kv_a_proj_with_mqa",
+        "attention.k_rope": "model.layers.{}.self_attn.kv_a_proj_with_mqa",
+        "attention.kv_norm": "model.layers.{}.self_attn.kv_a_layernorm",
+        "attention.k_up": "model.layers.{}.self_attn.kv_b_proj",
+        "attention.v_up": "model.layers.{}.self_attn.kv_b_proj",
+        "router": "model.layers.{}.mlp.gate",
+        **{
+            f"{ours}.{n}": f"model.layers.{{}}.mlp.{theirs}.{n}_proj"
+            for ours, theirs in (("experts", "experts.{}"), ("shared", "shared_experts"))
+            for n in ("gate", "up", "down")
+        },
+    },
+    rows={
+        "attention.q": lambda shape: latent_rows(shape, "q"),
+        "attention.q_up": lambda shape: latent_rows(shape, "q"),
+        "attention.kv_down": lambda shape: latent_rows(shape, "kv_down"),
+        "attention.k_rope": lambda shape: latent_rows(shape, "k_rope"),
+        "attention.k_up": lambda shape: latent_rows(shape, "k_up"),
+        "attention.v_up": lambda shape: latent_rows(shape, "v_up"),
+    },
+    reads=latent_scale,
+    writes=lambda shape: {"q_lora_rank": shape.q_lora_rank or None, **latent_rope(shape)},
+    router_bias="model.layers.{}.mlp.gate.e_score_correction_bias",
+)
+DEEPSEEK_V2 = replace(
+    DEEPSEEK_V3,
+    model_type="deepseek_v2",
+    architecture="DeepseekV2ForCausalLM",
+    kind={**LLAMA.kind, "routing": "softmax", "normalised": False},
+    keys={ours: key for ours, key in DEEPSEEK_V3.keys.items() if ours != "normalised"},
+    silent={**DEEPSEEK_V3.silent, "shared_experts": 0, "routed_scale": 1.0}
+    | {"dense_layers": 0, "expert_groups": 1, "groups_kept": 1},
+    fixed={
+        "hidden_act": ("silu",),
+        "attention_bias": (False,),
+        "mlp_bias": (False,),
+        "norm_topk_prob": (False,),
+        "scoring_func": ("softmax",),
+        "topk_method": ("group_limited_greedy", "greedy"),
+    },
+    router_bias="",
+)
+ALL = (
+    LLAMA,
+    GPT2,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+    STARCODER2,
+    MIXTRAL,
+    QWEN3_MOE,
+    GEMMA2,
+    GEMMA3,
+    OLMO2,
+    PHI3,
+    NEOX,
+    DEEPSEEK_V3,
+    DEEPSEEK_V2,
+)
 FAMILIES = {f.model_type: f for f in ALL}
 
 
@@ -359,7 +462,7 @@ def family_of(shape: ModelShape) -> Family:
 
 def _features(values: Mapping[str, Any]) -> str:
     """What tells families apart, in a few words."""
-    words = [str(values[key]) for key in ("norm", "activation", "positions")]
+    words = [str(values[key]) for key in ("norm", "activation", "positions") if key in values]
     switches = ("bias", "qkv_bias", "qk_norm", "experts", "kv_lora_rank")
     return ", ".join(words + [key for key in switches if values.get(key)])
 

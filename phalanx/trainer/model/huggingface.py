@@ -20,7 +20,8 @@ from torch import Tensor
 
 from phalanx.core.errors import CheckpointError, PhalanxError, RefusedError, UsageError
 from phalanx.core.model import ModelShape
-from phalanx.trainer.model.families import Family, Place, family_called, family_of
+from phalanx.trainer.model.families import family_called, family_of
+from phalanx.trainer.model.family import Family, Place
 from phalanx.trainer.model.inventory import declarations
 from phalanx.trainer.model.parameters import Box, Declaration
 
@@ -58,17 +59,6 @@ def import_hf(directory: Path) -> tuple[ModelShape, "Weights"]:
     return shape, Weights(directory, family, shape)
 
 
-def attention_window(directory: Path) -> int | None:
-    """How many tokens a token sees in the model of a folder; None where it sees all before it.
-
-    Raises:
-        UsageError: it is no such folder.
-        RefusedError: the model is of a kind that is not trained here.
-    """
-    family, config = _described(directory)
-    return family.attention_window(config)
-
-
 def _described(directory: Path) -> tuple[Family, dict[str, Any]]:
     config = _read_json(directory / CONFIG)
     return family_called(str(config.get("model_type"))), config
@@ -89,7 +79,7 @@ class Weights:
         Raises:
             CheckpointError: tensors or files are missing, or tensors are not those of the model.
         """
-        self.directory, self.family = directory, family
+        self.directory, self.family, self.shape = directory, family, shape
         self._open: dict[str, Any] = {}
         self._files = self._index()
         self._require_as_many(shape)
@@ -103,7 +93,22 @@ class Weights:
             )
         for name, expected in wanted.items():
             self._require_usable(name, expected)
-        self.unused = tuple(sorted(self._files.keys() - set(map(self._stored_name, wanted))))
+        known = {*map(self._stored_name, wanted), *map(self._stored_name, self._bias_names())}
+        self.unused = tuple(sorted(self._files.keys() - known))
+
+    def _bias_names(self) -> list[str]:
+        if not self.family.router_bias:
+            return []
+        layers = filter(self.shape.routes, range(self.shape.layers))
+        return [self.family.router_bias.format(layer) for layer in layers]
+
+    def router_bias(self, layer: int) -> Tensor | None:
+        """What evens out the load of the experts of a layer, fp64 [E]; None where nothing does."""
+        name = self.family.router_bias.format(layer)
+        if not name or self._stored_name(name) not in self._files:
+            return None
+        values: Tensor = self._slice(name)[:]
+        return values.double()
 
     def __call__(self, declaration: Declaration, box: Box) -> Tensor:
         """The values of one box of a parameter.
@@ -111,7 +116,7 @@ class Weights:
         Returns:
             float32 or float64, shape `box.sizes`, on the CPU.
         """
-        places = self.family.places(declaration)
+        places = self.family.places(declaration, self.shape)
         if places[0].expert is None:
             return self._values(places[0], declaration.shape, box)
         one = Box(box.offsets[1:], box.sizes[1:])
@@ -121,12 +126,27 @@ class Weights:
     def _values(self, place: Place, shape: tuple[int, ...], box: Box) -> Tensor:
         """A box of a tensor of ours that one of theirs holds."""
         stored = self._slice(place.name)
+        if place.rows:
+            return self._rows(stored, place, box)
         first = (place.part * shape[0], *(0 for _ in shape[1:]))
         cut = tuple(
             slice(start + offset, start + offset + size)
             for start, offset, size in zip(first, box.offsets, box.sizes, strict=True)
         )
         values: Tensor = stored[cut[::-1]].t() if place.transposed else stored[cut]
+        values = values if values.dtype == torch.float64 else values.float()
+        return values + place.shift if place.shift else values
+
+    def _rows(self, stored: Any, place: Place, box: Box) -> Tensor:
+        """A box of which every row lies somewhere else in theirs."""
+        assert place.rows is not None
+        wanted = place.rows.index[box.offsets[0] : box.offsets[0] + box.sizes[0]]
+        if not len(wanted):
+            return torch.empty(box.sizes)
+        first, last = int(wanted.min()), int(wanted.max()) + 1
+        ends = zip(box.offsets[1:], box.sizes[1:], strict=True)
+        rest = [slice(offset, offset + size) for offset, size in ends]
+        values: Tensor = stored[(slice(first, last), *rest)][torch.from_numpy(wanted - first)]
         return values if values.dtype == torch.float64 else values.float()
 
     def _require_as_many(self, shape: ModelShape) -> None:
@@ -197,7 +217,7 @@ class Weights:
 def _expected(family: Family, shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Every tensor of theirs with its shape."""
     for declaration in declarations(shape):
-        for place in family.places(declaration):
+        for place in family.places(declaration, shape):
             ours = declaration.shape if place.expert is None else declaration.shape[1:]
             yield place.name, place.whole(ours)
 
@@ -260,9 +280,9 @@ def _family_for(shape: ModelShape, origin: Path | None) -> Family:
 
 
 def _carried_over(origin: Path, family: Family) -> dict[str, Any]:
-    """What a configuration says besides shapes: special tokens, and a window beyond our reach."""
+    """What a configuration says besides shapes: special tokens."""
     before = _read_json(origin / CONFIG)
-    kept = [*_SPECIAL_TOKENS, *filter(None, (family.window, family.window_switch))]
+    kept = _SPECIAL_TOKENS
     same = before.get("model_type") == family.model_type
     return {key: before[key] for key in kept if key in before} if same else {}
 
@@ -283,8 +303,9 @@ def _write_weights(
 ) -> None:
     parts: dict[str, list[PlacedParameter]] = {}
     for declaration in declarations(shape):
-        for place in family.places(declaration):
+        for place in family.places(declaration, shape):
             parts.setdefault(place.name, []).append(PlacedParameter(declaration, place))
+    biases = dict(_router_biases(weight, family, shape))
     whole = lru_cache(maxsize=1)(weight)  # of a stack of experts, each in turn
     files = _share_out(parts, dtype)
     index: dict[str, str] = {}
@@ -293,11 +314,25 @@ def _write_weights(
         if len(files) > 1:
             file = f"model-{number:05d}-of-{len(files):05d}.safetensors"
         tensors = {name: _joined(whole, parts[name], dtype) for name in names}
+        if number == len(files):
+            tensors |= biases
         save_file(tensors, directory / file, metadata={"format": "pt"})
-        index |= dict.fromkeys(names, file)
+        index |= dict.fromkeys(tensors, file)
     if len(files) > 1:
         total = shape.params() * dtype.itemsize
         _write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": index})
+
+
+def _router_biases(
+    weight: Callable[[str], Tensor], family: Family, shape: ModelShape
+) -> Iterator[tuple[str, Tensor]]:
+    """What evens out the load of experts: no parameter, and zero where nothing moved it."""
+    for layer in filter(shape.routes, range(shape.layers if family.router_bias else 0)):
+        try:
+            bias = weight(f"blocks.{layer}.router.bias").float()
+        except (KeyError, CheckpointError):
+            bias = torch.zeros(shape.experts)
+        yield family.router_bias.format(layer), bias.contiguous()
 
 
 class PlacedParameter(NamedTuple):
@@ -341,8 +376,16 @@ def _joined(
                 f"{declaration.name} has shape {tuple(value.shape)}; "
                 f"a model of these sizes has {declaration.shape}"
             )
-        values.append(value if place.expert is None else value[place.expert])
-    whole = torch.cat([value.to(dtype) for value in values])
+        value = value if place.expert is None else value[place.expert]
+        values.append((value - place.shift if place.shift else value).to(dtype))
+    rows = [place.rows for _, place in parts]
+    if rows[0] is not None:
+        whole = values[0].new_empty((rows[0].count, *values[0].shape[1:]))
+        for value, mine in zip(values, rows, strict=True):
+            if mine is not None:
+                whole[torch.from_numpy(mine.index)] = value
+        return whole
+    whole = torch.cat(values)
     return whole.t().contiguous() if parts[0].place.transposed else whole
 
 

@@ -6,6 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from phalanx.core.errors import UsageError, shorten
 from phalanx.core.model import ModelShape
 from phalanx.core.run import Run
@@ -29,6 +31,19 @@ def init_source(run: Run) -> Source:
     shape, weights = import_hf(Path(run.weights))
     _require_agreement(run.weights, shape, asdict(run.model))
     return weights
+
+
+def router_biases(run: Run) -> Mapping[int, Tensor]:
+    """What evens out the load of experts at the first step, by layer: fp64 [E]; zero where absent.
+
+    Raises:
+        UsageError: the run's folder of weights is none.
+    """
+    if not run.weights or not run.model.is_moe:
+        return {}
+    _, weights = import_hf(Path(run.weights))
+    found = {layer: weights.router_bias(layer) for layer in range(run.model.layers)}
+    return {layer: bias for layer, bias in found.items() if bias is not None}
 
 
 def shape_of_weights(directory: str, said: Mapping[str, Any]) -> ModelShape:

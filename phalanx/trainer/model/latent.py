@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from phalanx.core.model import ModelShape
 from phalanx.trainer.engine.saved import SavedTensors
-from phalanx.trainer.model.attend import attend
+from phalanx.trainer.model.attend import Attending, attend, rule_of
 from phalanx.trainer.model.batch import MicroBatch
-from phalanx.trainer.model.layers import Projection, RMSNorm, rotary_angles, rotate
+from phalanx.trainer.model.layers import Projection, RMSNorm
+from phalanx.trainer.model.rotary import rotary_angles, rotate
 from phalanx.trainer.parallel.tensor import TensorParallel
 from phalanx.trainer.precision.product import MatrixCut
 
@@ -26,9 +27,10 @@ from phalanx.trainer.precision.product import MatrixCut
 class LatentAttention(nn.Module):
     """Causal self-attention whose values may be narrower than its keys."""
 
-    def __init__(self, prefix: str, shape: ModelShape, tp: TensorParallel) -> None:
+    def __init__(self, prefix: str, shape: ModelShape, tp: TensorParallel, layer: int = 0) -> None:
         super().__init__()
         self.shape, self.tp, self.alone = shape, tp, tp.alone()
+        self.rule = rule_of(shape, layer)
         self.saved = SavedTensors()
         h, a, r_q, r_kv = shape.hidden, shape.heads, shape.q_lora_rank, shape.kv_lora_rank
 
@@ -68,10 +70,10 @@ class LatentAttention(nn.Module):
         )
         rope = self.tp.whole(rope).unsqueeze(2)
         if self.shape.positions == "rope":
-            angles = rotary_angles(self.shape, batch.positions, x.dtype)
+            angles = rotary_angles(self.shape, batch.positions, x.dtype, batch.seq)
             q, rope = rotate(q, angles), rotate(rope, angles)
         k = torch.cat([k, rope.expand(-1, -1, k.shape[2], -1)], -1)
-        y = attend(q, k, v, batch, recompute="core" in self.saved.parts)
+        y = attend(q, k, v, batch, Attending(self.rule, None, "core" in self.saved.parts))
         return self.tp.rows(y, self.o)
 
     def _compress(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

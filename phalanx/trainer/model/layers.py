@@ -1,4 +1,4 @@
-"""The small layers that blocks are made of: projections, norms, rotary positions, dropout."""
+"""The small layers that blocks are made of: projections, norms, activations, dropout."""
 
 from typing import Any, cast
 
@@ -116,8 +116,10 @@ def norm_layer(prefix: str, shape: ModelShape, tp: TensorParallel) -> RMSNorm | 
     return RMSNorm(prefix, shape.hidden, shape.norm_eps, needs_tp_reduce=tp.sequence)
 
 
-def head_norm(prefix: str, shape: ModelShape) -> RMSNorm:
+def head_norm(prefix: str, shape: ModelShape, heads: int) -> RMSNorm:
     """The norm of each query or key over its d channels, with one scale for all heads.
+
+    Or over the channels of all heads together (OLMo 2, arXiv:2501.00656, section 3.1).
 
     A rank normalizes its own heads, so its gradient is a part of the sum with sp and without.
     Sources: Dehghani et al. 2023 (arXiv:2302.05442), section 2.1; Qwen3 (arXiv:2505.09388),
@@ -126,66 +128,10 @@ def head_norm(prefix: str, shape: ModelShape) -> RMSNorm:
     Args:
         prefix: of its global name.
         shape: gives d and epsilon.
+        heads: how many there are.
     """
-    return RMSNorm(prefix, shape.head_dim, shape.norm_eps, needs_tp_reduce=True)
-
-
-def rotary_angles(
-    shape: ModelShape, positions: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the rotary embedding (Su et al. 2021, arXiv:2104.09864).
-
-    Args:
-        shape: gives the number of rotated channels d and the base theta.
-        positions: int64 [s, b].
-        dtype: of the activations that will be rotated.
-
-    Returns:
-        Two [s, b, 1, d/2], computed in at least fp32.
-    """
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    d = shape.rotary_dim
-    powers = torch.arange(0, d, 2, dtype=wide, device=positions.device) / d
-    angles = positions.to(wide)[..., None, None] * shape.rope_theta**-powers
-    return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-def rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate the last d channels of [s, b, a, n] in pairs (x_i, x_{i + d/2}) by position.
-
-    Args:
-        x: queries or keys; the channels before the last d stay as they are.
-        angles: cosines and sines, [s, b, 1, d/2] each, of the dtype of x.
-    """
-    return cast(Tensor, apply(_Rotate, x, *angles))
-
-
-class _Rotate(torch.autograd.Function):
-    """A rotation is linear: backward turns the gradient by the opposite angle and saves no x."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        ctx.save_for_backward(cos, sin)
-        return _turn(x, cos, sin, 1)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        cos, sin = cast(tuple[Tensor, Tensor], ctx.saved_tensors)
-        return _turn(grads[0], cos, sin, -1), None, None
-
-
-def _turn(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
-    still = x.shape[-1] - 2 * cos.shape[-1]
-    a, b = x[..., still:].chunk(2, -1)
-    if torch.compiler.is_compiling():  # fused there, and `out=` cannot be traced
-        turned = (a * cos - sign * b * sin, b * cos + sign * a * sin)
-        return torch.cat([x[..., :still], *turned], -1)
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    out[..., :still] = x[..., :still]
-    left, right = out[..., still:].chunk(2, -1)
-    torch.mul(a, cos, out=left).addcmul_(b, sin, value=-sign)
-    torch.mul(b, cos, out=right).addcmul_(a, sin, value=sign)
-    return out
+    width = heads * shape.head_dim if shape.norm_all_heads else shape.head_dim
+    return RMSNorm(prefix, width, shape.norm_eps, needs_tp_reduce=True)
 
 
 class Dropout:
@@ -210,6 +156,23 @@ class Dropout:
         return (uniform_at(key, index) >= self.rate) / (1 - self.rate)
 
 
+def activate(kind: str, *wide: Tensor) -> Tensor:
+    """What stands between the two products of an MLP.
+
+    Args:
+        kind: swiglu, geglu, gelu or gelu-erf, as a shape calls it.
+        *wide: its inputs: gate and up of a gated one, else one.
+    """
+    match kind:
+        case "swiglu":
+            return swiglu(*wide)
+        case "geglu":
+            return cast(Tensor, apply(_GeGLU, *wide))
+        case "gelu":
+            return F.gelu(wide[0], approximate="tanh")
+    return F.gelu(wide[0])
+
+
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up (Shazeer 2020, arXiv:2002.05202); saves its two inputs and nothing else.
 
@@ -231,3 +194,18 @@ class _SwiGLU(torch.autograd.Function):
         gate, up = cast(tuple[Tensor, Tensor], ctx.saved_tensors)
         d_gate = torch.ops.aten.silu_backward(grads[0] * up, gate)
         return d_gate, F.silu(gate).mul_(grads[0])
+
+
+class _GeGLU(torch.autograd.Function):
+    """gelu(gate) * up (Shazeer 2020, arXiv:2002.05202), with gelu by tanh, as Gemma has it."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return F.gelu(gate, approximate="tanh").mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = cast(tuple[Tensor, Tensor], ctx.saved_tensors)
+        d_gate = torch.ops.aten.gelu_backward(grads[0] * up, gate, approximate="tanh")
+        return d_gate, F.gelu(gate, approximate="tanh").mul_(grads[0])

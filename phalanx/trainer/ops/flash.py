@@ -18,6 +18,20 @@ from torch import Tensor
 _HALF = (torch.float16, torch.bfloat16)
 
 
+class ScoreRule(NamedTuple):
+    """How scores of queries and keys are made, and which of them count.
+
+    Attributes:
+        window: tokens that a token sees, itself included; 0 means all before it.
+        cap: scores are cap tanh(score / cap) (Gemma 2, arXiv:2408.00118, section 2); 0 caps none.
+        scale: of scores; 0 means 1 / sqrt(d).
+    """
+
+    window: int = 0
+    cap: float = 0.0
+    scale: float = 0.0
+
+
 class AttentionBlock(NamedTuple):
     """Queries and the keys that they look at.
 
@@ -27,6 +41,7 @@ class AttentionBlock(NamedTuple):
         v: [b, g, m, w].
         mask: bool [b, 1, n, m], true where a query may look; None where it may look everywhere.
         causal: query i looks at keys 0 to i only; then there is no mask.
+        rule: how scores are made.
     """
 
     q: Tensor
@@ -34,11 +49,12 @@ class AttentionBlock(NamedTuple):
     v: Tensor
     mask: Tensor | None = None
     causal: bool = False
+    rule: ScoreRule = ScoreRule()
 
     @property
     def scale(self) -> float:
-        """What scores are multiplied by: 1 / sqrt(d)."""
-        return 1 / math.sqrt(self.q.shape[-1])
+        """What scores are multiplied by."""
+        return self.rule.scale or 1 / math.sqrt(self.q.shape[-1])
 
 
 class Attended(NamedTuple):
@@ -135,7 +151,52 @@ def document_mask(queries: Tensor, keys: Tensor, *, causal: bool) -> Tensor:
     return same.unsqueeze(1)
 
 
+def window_mask(queries: Tensor, keys: Tensor, window: int) -> Tensor:
+    """Where a query sees a key: no later one, and none that is `window` or more before it.
+
+    Args:
+        queries: int [n], the place of each in the sequence.
+        keys: int [m].
+        window: tokens seen, itself included.
+
+    Returns:
+        bool [1, 1, n, m].
+    """
+    before = queries.unsqueeze(-1) - keys
+    return ((before >= 0) & (before < window))[None, None]
+
+
+def with_sinks(done: Attended, sinks: Tensor) -> Attended:
+    """Let each head's own score take its share of the softmax: it selects nothing.
+
+    Source: Xiao et al. 2023 (arXiv:2309.17453), section 3.2; gpt-oss (arXiv:2508.10925).
+
+    Args:
+        done: over all keys.
+        sinks: [a], a score of each head.
+    """
+    lse = torch.logaddexp(done.lse, sinks.to(done.lse.dtype)[:, None])
+    share = (done.lse - lse).exp().unsqueeze(-1)
+    return Attended((done.out * share).to(done.out.dtype), lse)
+
+
+def sink_gradients(done: Attended, grad: Tensor, sinks: Tensor) -> Tensor:
+    """Of each head's own score, [a]: its share moves the others' away from what they found.
+
+    Args:
+        done: with sinks.
+        grad: like `done.out`.
+        sinks: [a].
+    """
+    wide = done.lse.dtype
+    share = (sinks.to(wide)[:, None] - done.lse).exp()
+    found = (grad.to(wide) * done.out.to(wide)).sum(-1)
+    return -(share * found).sum((0, 2)).to(sinks.dtype)
+
+
 def _has_kernel(block: AttentionBlock) -> bool:
+    if block.rule.cap:
+        return False
     if block.q.is_cuda:
         return block.q.dtype in _HALF and block.mask is None and block.q.shape[-1] % 8 == 0
     return block.q.device.type == "cpu"
@@ -174,7 +235,7 @@ def _cuda_gradients(
 
 def _plain(block: AttentionBlock) -> Attended:
     """By the formula, every score in memory; for devices and formats without a kernel."""
-    scores = _scores(block)
+    scores = _masked(block, _scores(block))
     lse = scores.logsumexp(-1)
     finite = lse.clamp(min=torch.finfo(lse.dtype).min)
     shares = (scores - finite.unsqueeze(-1)).exp()
@@ -188,9 +249,11 @@ def _plain_gradients(
     """With P = exp(S - lse): dV = P^T dO, dS = P (dO V^T - sum of dO O), dQ = dS K, dK = dS^T Q."""
     k, v = _repeated(block)
     q, grad = block.q.to(k.dtype), grad.to(k.dtype)
-    shares = (_scores(block) - done.lse.unsqueeze(-1)).exp()
+    shares = (_masked(block, _scores(block)) - done.lse.unsqueeze(-1)).exp()
     mean = (grad * done.out).sum(-1, keepdim=True)
     d_scores = shares * (grad @ v.transpose(-1, -2) - mean) * block.scale
+    if block.rule.cap:
+        d_scores *= 1 - (_scores(block) / block.rule.cap).square()
     groups = (block.k.shape[1], -1)
     dk = (d_scores.transpose(-1, -2) @ q).unflatten(1, groups).sum(2)
     dv = (shares.transpose(-1, -2) @ grad).unflatten(1, groups).sum(2)
@@ -200,6 +263,11 @@ def _plain_gradients(
 def _scores(block: AttentionBlock) -> Tensor:
     k, _ = _repeated(block)
     scores = block.q.to(k.dtype) @ k.transpose(-1, -2) * block.scale
+    cap = block.rule.cap
+    return cap * (scores / cap).tanh() if cap else scores
+
+
+def _masked(block: AttentionBlock, scores: Tensor) -> Tensor:
     mask = torch.ones_like(scores[0, 0], dtype=torch.bool).tril() if block.causal else block.mask
     return scores if mask is None else scores.masked_fill(~mask, -math.inf)
 

@@ -12,11 +12,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from phalanx.trainer.ops.autograd import apply
-from phalanx.trainer.ops.flash import Attended, AttentionBlock, attend_block, differentiate_block
+from phalanx.trainer.ops.flash import (
+    Attended,
+    AttentionBlock,
+    ScoreRule,
+    attend_block,
+    differentiate_block,
+    sink_gradients,
+    with_sinks,
+)
 
 _ONEDNN = (
     torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX512"
 )
+PLAIN_SCORES = ScoreRule()
 _WORTHWHILE = 1 << 23  # multiplications below which oneDNN's set-up costs more than it gains
 
 
@@ -46,7 +55,14 @@ def _(x: Tensor, w: Tensor) -> Tensor:
     return x.new_empty((*x.shape[:-1], w.shape[0]))
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    rule: ScoreRule = PLAIN_SCORES,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """softmax(q k^T / sqrt(d)) v without keeping the scores; causal where there is no mask.
 
     On a CPU torch fuses this only for values as wide as keys: narrower ones are padded on the way
@@ -56,34 +72,57 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         q: [b, a, s, d].
         k: [b, g, s, d]; a is a multiple of g.
         v: [b, g, s, d_v].
-        mask: bool, to be broadcast to [b, a, s, s].
+        mask: bool, to be broadcast to [b, a, s, s]; a window is in it.
+        rule: how scores are made.
+        sinks: [a], a score of each head that selects nothing.
 
     Returns:
         [b, a, s, d_v].
     """
-    if v.shape[-1] < k.shape[-1] and v.device.type == "cpu":
-        return cast(Tensor, apply(_NarrowValues, q, k, v, mask))
+    narrow = v.shape[-1] < k.shape[-1] and v.device.type == "cpu"
+    if narrow or rule.cap or sinks is not None:
+        return cast(Tensor, apply(_OneBlock, (rule, mask), q, k, v, sinks))
     return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=q.shape[1] != k.shape[1]
+        q,
+        k,
+        v,
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=rule.scale or None,
+        enable_gqa=q.shape[1] != k.shape[1],
     )
 
 
-class _NarrowValues(torch.autograd.Function):
-    """Flash attention (Dao et al. 2022, arXiv:2205.14135) with d_v < d."""
+class _OneBlock(torch.autograd.Function):
+    """Flash attention (Dao et al. 2022, arXiv:2205.14135) where torch has none: d_v < d, caps."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        wide, sums = attend_block(AttentionBlock(q, k, v, mask, causal=mask is None))
+    def forward(
+        ctx: Any,
+        how: tuple[ScoreRule, Tensor | None],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        rule, mask = how
+        done = attend_block(AttentionBlock(q, k, v, mask, mask is None, rule))
+        done = done if sinks is None else with_sinks(done, sinks)
         b, a, s, _ = q.shape
-        out = q.new_empty(s, b, a, v.shape[-1]).permute(1, 2, 0, 3).copy_(wide)
-        ctx.save_for_backward(q, k, v, out, sums, mask)
+        out = q.new_empty(s, b, a, v.shape[-1]).permute(1, 2, 0, 3).copy_(done.out)
+        ctx.how = how
+        ctx.save_for_backward(q, k, v, out, done.lse, sinks)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, sums, mask = cast(tuple[Tensor, ...], ctx.saved_tensors)
-        block = AttentionBlock(q, k, v, mask, causal=mask is None)
-        return *differentiate_block(block, Attended(out, sums), grads[0]), None
+        q, k, v, out, sums, sinks = cast(tuple[Tensor, ...], ctx.saved_tensors)
+        rule, mask = cast(tuple[ScoreRule, Tensor | None], ctx.how)
+        block = AttentionBlock(q, k, v, mask, mask is None, rule)
+        done = Attended(out, sums)
+        found = differentiate_block(block, done, grads[0])
+        own = None if sinks is None else sink_gradients(done, grads[0], sinks)
+        return None, *found, own
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

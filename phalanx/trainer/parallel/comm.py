@@ -261,8 +261,17 @@ class Group:
         if faults.point("message", purpose=purpose) == "skip":
             return Pending()
 
+        mark = self.ledger.mark
+        marks = [mark()] if mark else []
+
+        def begin() -> None:
+            self.ledger.waits(self.axis, purpose)
+            if mark:
+                marks.append(mark())
+
         def note(wanted: float, done: float) -> None:
-            self.ledger.note_wait(Passage(self.axis, purpose, issued, wanted, done))
+            on_stream = (marks[0], marks[-1], mark()) if mark else None
+            self.ledger.note_wait(Passage(self.axis, purpose, issued, wanted, done, on_stream))
 
         def failed(error: RuntimeError, peers: Sequence[int]) -> Exception:
             return self._failure(error, purpose, time.perf_counter() - issued, peers)
@@ -271,7 +280,7 @@ class Group:
             pending = start()
         except RuntimeError as error:
             raise failed(error, ()) from error
-        pending.on_begin = partial(self.ledger.waits, self.axis, purpose)
+        pending.on_begin = begin
         pending.on_wait, pending.on_failure = note, failed
         self.ledger.issuing += time.perf_counter() - issued
         return pending

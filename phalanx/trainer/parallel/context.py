@@ -30,12 +30,16 @@ from phalanx.trainer.ops.autograd import apply
 from phalanx.trainer.ops.flash import (
     Attended,
     AttentionBlock,
+    ScoreRule,
     attend_block,
     differentiate_block,
     document_mask,
     merge,
+    sink_gradients,
+    window_mask,
+    with_sinks,
 )
-from phalanx.trainer.ops.kernels import attention
+from phalanx.trainer.ops.kernels import PLAIN_SCORES, attention
 from phalanx.trainer.parallel.comm import Group, Pending
 from phalanx.trainer.parallel.ledger import Ledger
 
@@ -90,7 +94,15 @@ class ContextParallel:
         chunks = x.chunk(2 * self.group.size, dim)
         return torch.cat((chunks[rank], chunks[-1 - rank]), dim)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None) -> Tensor:
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        documents: Tensor | None,
+        rule: ScoreRule = PLAIN_SCORES,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         """softmax(q k^T / sqrt(d)) v over the whole sequence, causal, without keeping scores.
 
         Args:
@@ -99,13 +111,17 @@ class ContextParallel:
             v: [n, b, g, w].
             documents: int32 [b, s], which document each token of the whole sequence belongs to,
                 and alone may look at; None where a sequence is one.
+            rule: how scores are made, and which of them count.
+            sinks: [a], a score of each head that selects nothing.
 
         Returns:
             [n, b, a w].
         """
         if self.group.size == 1:
-            return _alone(q, k, v, documents)
-        return cast(Tensor, _together(_Sequence(self, documents), q, k, v))
+            mask = _whole_mask(documents, rule, len(q), q.device)
+            q, k, v = (_heads_first(x) for x in (q, k, v))
+            return _tokens_first(attention(q, k, v, mask, rule, sinks)).flatten(2)
+        return cast(Tensor, _together(_Sequence(self, documents, rule), q, k, v, sinks))
 
     def sums(self, x: Tensor, purpose: str) -> tuple[Tensor, Tensor]:
         """Add up along whole sequences, without autograd.
@@ -139,23 +155,31 @@ def undivided() -> ContextParallel:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch leaves it so
-def _together(sequence: "_Sequence", q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _together(
+    sequence: "_Sequence", q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
+) -> Tensor:
     """With the ranks that hold the rest; a compiled block is two graphs around it."""
     function = _AcrossHeads if sequence.context.kind == "ulysses" else _BlockByBlock
-    return cast(Tensor, apply(function, sequence, q, k, v))
+    return cast(Tensor, apply(function, sequence, q, k, v, sinks))
 
 
-def _alone(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None) -> Tensor:
+def _whole_mask(
+    documents: Tensor | None, rule: ScoreRule, s: int, device: torch.device
+) -> Tensor | None:
+    """Who sees whom in whole sequences of s tokens; None where everybody sees all before."""
     mask = None if documents is None else document_mask(documents, documents, causal=True)
-    q, k, v = (_heads_first(x) for x in (q, k, v))
-    return _tokens_first(attention(q, k, v, mask)).flatten(2)
+    if not 0 < rule.window < s:
+        return mask
+    places = torch.arange(s, device=device)
+    near = window_mask(places, places, rule.window)
+    return near if mask is None else mask & near
 
 
 class _Sequence:
     """Who may look at whom in one micro-batch."""
 
-    def __init__(self, context: ContextParallel, documents: Tensor | None) -> None:
-        self.context, self.documents = context, documents
+    def __init__(self, context: ContextParallel, documents: Tensor | None, rule: ScoreRule) -> None:
+        self.context, self.documents, self.rule = context, documents, rule
 
     def seen(self, source: int, n: int) -> tuple[slice, slice]:
         """Which of this rank's n queries see something of a rank's n keys, and of which keys.
@@ -179,15 +203,26 @@ class _Sequence:
             mine = self.context.my_part(self.documents, 1)[:, queries]
             theirs = self.context.part_of(source, self.documents, 1)[:, keys]
             mask = document_mask(mine, theirs, causal=own)
+        if 0 < self.rule.window < len(q) * self.context.group.size:
+            near = self._near(source, len(q), queries, keys).to(q.device)
+            mask = near if mask is None else mask & near
         q, k, v = (_heads_first(x) for x in (q[queries], k, v))
-        return AttentionBlock(q, k, v, mask, causal=own and mask is None)
+        return AttentionBlock(q, k, v, mask, own and mask is None, self.rule)
+
+    def _near(self, source: int, n: int, queries: slice, keys: slice) -> Tensor:
+        """Which keys of a rank lie in the window of which queries: bool [1, 1, .., ..]."""
+        places = torch.arange(n * self.context.group.size)
+        mine, theirs = self.context.my_part(places), self.context.part_of(source, places)
+        return window_mask(mine[queries], theirs[keys], self.rule.window)
 
 
 class _BlockByBlock(torch.autograd.Function):
     """Attention to the keys of one rank after the other, merged in fp32 or wider."""
 
     @staticmethod
-    def forward(ctx: Any, sequence: _Sequence, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, sequence: _Sequence, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
+    ) -> Tensor:
         total: Attended | None = None
         for source, kv in sequence.context.travel.blocks(torch.cat((k, v), -1)):
             found = attend_block(sequence.block(q, kv, source))
@@ -196,15 +231,16 @@ class _BlockByBlock(torch.autograd.Function):
             else:
                 merge(total.rows(sequence.seen(source, len(q))[0]), found)
         assert total is not None
+        total = total if sinks is None else with_sinks(total, sinks)
         y = _tokens_first(total.out).to(q.dtype).flatten(2)
         ctx.sequence = sequence
-        ctx.save_for_backward(q, k, v, y, total.lse)
+        ctx.save_for_backward(q, k, v, y, total.lse, sinks)
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         sequence = cast(_Sequence, ctx.sequence)
-        q, k, v, y, lse = cast(tuple[Tensor, ...], ctx.saved_tensors)
+        q, k, v, y, lse, sinks = cast(tuple[Tensor, ...], ctx.saved_tensors)
         done, grad = Attended(_by_head(y, v), lse), _by_head(grads[0], v)
         dq = torch.zeros_like(q, dtype=lse.dtype)
         travel = sequence.context.travel
@@ -224,7 +260,8 @@ class _BlockByBlock(torch.autograd.Function):
         dk, dv = (
             travel.return_gradients(gradients()).to(q.dtype).split((k.shape[-1], v.shape[-1]), -1)
         )
-        return None, dq.to(q.dtype), dk, dv
+        own = None if sinks is None else sink_gradients(done, grad, sinks)
+        return None, dq.to(q.dtype), dk, dv, own
 
 
 def _fill(part: Tensor, gradients: tuple[Tensor, ...]) -> None:
@@ -305,37 +342,49 @@ class _AcrossHeads(torch.autograd.Function):
     """Trade tokens for heads, attend to whole sequences, and trade back."""
 
     @staticmethod
-    def forward(ctx: Any, sequence: _Sequence, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, sequence: _Sequence, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
+    ) -> Tensor:
         group = sequence.context.group
         ctx.sequence = sequence
         mine = _to_heads(group, (q, k, v), "queries, keys and values")
         found = attend_block(_whole_block(sequence, mine))
+        if sinks is not None:
+            found = with_sinks(found, _own_heads(group, sinks))
         (y,) = _to_tokens(group, (_tokens_first(found.out),), "attention result")
         y = y.flatten(2)
-        ctx.save_for_backward(*mine, y, found.lse)
+        ctx.save_for_backward(*mine, y, found.lse, sinks)
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         sequence = cast(_Sequence, ctx.sequence)
         group = sequence.context.group
-        *mine, y, lse = cast(tuple[Tensor, ...], ctx.saved_tensors)
+        *mine, y, lse, sinks = cast(tuple[Tensor, ...], ctx.saved_tensors)
         width = mine[2].shape[-1]
         pair = tuple(x.unflatten(2, (-1, width)) for x in (y, grads[0]))
         out, grad = _to_heads(group, pair, "attention result and gradient")
         done = Attended(_heads_first(out), lse)
         found = differentiate_block(_whole_block(sequence, mine), done, _heads_first(grad))
+        own = None
+        if sinks is not None:
+            own = torch.zeros_like(sinks)
+            heads = _own_heads(group, own)
+            heads.copy_(sink_gradients(done, _heads_first(grad), _own_heads(group, sinks)))
         del mine, pair, out, grad, done  # not to be held while others are waited for
         trade = tuple(_tokens_first(x) for x in found)
-        return None, *_to_tokens(group, trade, "query, key and value gradients")
+        return None, *_to_tokens(group, trade, "query, key and value gradients"), own
+
+
+def _own_heads(group: Group, sinks: Tensor) -> Tensor:
+    """Of the heads that this rank has all tokens of: [a] to [a/c]."""
+    return sinks.view(group.size, -1)[group.index]
 
 
 def _whole_block(sequence: _Sequence, mine: Any) -> AttentionBlock:
-    mask = None
-    if sequence.documents is not None:
-        mask = document_mask(sequence.documents, sequence.documents, causal=True)
     q, k, v = (_heads_first(x) for x in mine)
-    return AttentionBlock(q, k, v, mask=mask, causal=mask is None)
+    mask = _whole_mask(sequence.documents, sequence.rule, q.shape[2], q.device)
+    return AttentionBlock(q, k, v, mask, mask is None, sequence.rule)
 
 
 def _to_heads(group: Group, xs: tuple[Tensor, ...], purpose: str) -> list[Tensor]:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from phalanx.core.message import Axis, Collective, Message
 
@@ -15,6 +15,7 @@ class Passage(NamedTuple):
         issued: when it was started.
         wanted: when this rank began to stand still for it.
         done: when it was complete, or found to be.
+        marks: the same three moments of the device's stream, which its host does not wait for.
     """
 
     axis: Axis
@@ -22,6 +23,7 @@ class Passage(NamedTuple):
     issued: float
     wanted: float
     done: float
+    marks: tuple[Any, Any, Any] | None = None
 
 
 class Ledger:
@@ -32,6 +34,8 @@ class Ledger:
         issuing: seconds that it took to hand messages over.
         watch: is told of every message that was waited for.
         waits: is told the axis and purpose of every message that is about to be waited for.
+        mark: gives a moment of the device's stream; None where the host itself waits. Then
+            `waited` counts what a recorder has read of these.
     """
 
     def __init__(self) -> None:
@@ -41,6 +45,7 @@ class Ledger:
         self._waited_before: dict[str, float] = {}
         self.watch: Callable[[Passage], None] = lambda _: None
         self.waits: Callable[[Axis, str], None] = lambda *_: None
+        self.mark: Callable[[], Any] | None = None
 
     def note(self, axis: Axis, collective: Collective, purpose: str, size: int) -> None:
         """Count one message.
@@ -55,8 +60,9 @@ class Ledger:
 
     def note_wait(self, passage: Passage) -> None:
         """Count time in which the rank could only wait."""
-        seconds = passage.done - passage.wanted
-        self.waited[passage.axis] = self.waited.get(passage.axis, 0.0) + seconds
+        if passage.marks is None:
+            seconds = passage.done - passage.wanted
+            self.waited[passage.axis] = self.waited.get(passage.axis, 0.0) + seconds
         self.watch(passage)
 
     def lap(self) -> dict[str, float]:

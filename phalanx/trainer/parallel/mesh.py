@@ -89,12 +89,12 @@ def build_mesh(
     """Make the groups that this rank belongs to; every rank of the layout calls it.
 
     Args:
-        layout: its `ranks` must equal the size of the initialised process group, or be 1.
+        layout: its `ranks` must equal the size of the process group; with 1 a rank is alone.
         device: where tensors live.
         group_type: how messages are carried; by default NCCL's way on GPUs, direct on CPU.
         kv_heads: of the model; needed where tp is more.
     """
-    rank = dist.get_rank() if dist.is_initialized() else 0
+    rank = dist.get_rank() if dist.is_initialized() and layout.ranks > 1 else 0
     at = layout.coordinates(rank)
     ledger = Ledger()
     make = group_type or (Group if device.type == "cuda" else DirectGroup)

@@ -10,14 +10,12 @@ import multiprocessing
 import os
 import resource
 import signal
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from multiprocessing import forkserver, resource_tracker
-from types import ModuleType
 from typing import Any
 
 from phalanx.core.errors import PhalanxError, RefusedError, StartError
+from phalanx.data.processes import leaving_main_alone
 from phalanx.trainer.run.restart import Restarter, may_pass
 from phalanx.trainer.run.signals import INTERRUPTED, EndedError, Requests, held_back, listening
 from phalanx.trainer.run.sockets import keep_socket_paths_short
@@ -108,22 +106,6 @@ def _forkserver_pid() -> int | None:
     """The standard library knows it, and has no public way to say it."""
     pid: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
     return pid
-
-
-@contextmanager
-def leaving_main_alone() -> Iterator[None]:
-    """Start processes that do not run the caller's script again.
-
-    multiprocessing imports the main module in every process that it starts, in case the function
-    to be called lives there. Ours live in modules of their own; a script that trains without
-    `if __name__ == "__main__"` would otherwise start ranks in every rank.
-    """
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
 
 
 def launch(

@@ -4,6 +4,9 @@ import math
 import shlex
 import statistics
 
+from phalanx.core.errors import PhalanxError
+from phalanx.data.shards import tokenizer_of
+from phalanx.data.tokenizers import Tokenizer, open_tokenizer
 from phalanx.schedules.layouts import is_asynchronous
 from phalanx.trainer import faults
 from phalanx.trainer.checkpoint.names import steps as committed
@@ -84,13 +87,27 @@ def _checkpoints(session: Session) -> tuple[str, ...]:
 
 
 def _sample(session: Session) -> str:
-    """A little text, where tokens are bytes."""
-    count = session.run.recipe.sample_tokens
-    if not session.corpus.is_text or not count:
+    """A little text, where it is known how ids become text."""
+    count, reads = session.run.recipe.sample_tokens, _tokenizer(session)
+    if reads is None or not count:
         return ""
-    prompt = b"def "
-    tokens = generate(session.engine, list(prompt), count, stop=session.worker.stop)
-    return (prompt + bytes(t for t in tokens if 0 < t < 256)).decode(errors="replace")
+    prompt = [ord(c) for c in "def "]
+    if reads.kind != "bytes":  # as the first document begins
+        prompt = session.corpus.tokens[:8].tolist()
+    tokens = generate(session.engine, prompt, count, stop=session.worker.stop)
+    return reads.engine.decode([t for t in (*prompt, *tokens) if 0 <= t < reads.vocab]).replace(
+        "\0", ""
+    )
+
+
+def _tokenizer(session: Session) -> Tokenizer | None:
+    """What made the ids of the corpus; None where nobody knows, or its library is missing."""
+    if session.corpus.is_text:
+        return open_tokenizer("bytes")
+    try:
+        return tokenizer_of(session.corpus.folder) if session.corpus.folder else None
+    except PhalanxError:
+        return None
 
 
 def _next_steps(session: Session, *, interrupted: bool) -> tuple[tuple[str, str], ...]:

@@ -5,6 +5,7 @@
                 metrics.jsonl  one object per step
                 ranks.jsonl    where the time of some steps in a row went, by rank
                 timeline.json  opens in Perfetto
+                kernels.json   kernels of profiled steps; kernels-trace.json opens in Perfetto
                 events.jsonl   one object for each thing that happened
                 checkpoints/   step-00000100/ ...
                 summary.json

@@ -19,6 +19,7 @@ from phalanx.trainer.guard.corruption import Suspicion
 from phalanx.trainer.run.continuity import Resume, identity
 from phalanx.trainer.run.go_back import Back, go_back, is_spoiled, look, suspected
 from phalanx.trainer.run.heartbeat import COMPILE_SECONDS, DATA_SECONDS, LEAST_SECONDS, SLOW_SECONDS
+from phalanx.trainer.run.kernels import profiled
 from phalanx.trainer.run.meter import Agreed, agree
 from phalanx.trainer.run.outcome import finish
 from phalanx.trainer.run.report import Reporter, StepMetrics, Summary
@@ -139,6 +140,7 @@ def _take_steps(session: Session, first: int, last: int) -> StepsTaken:
     """Take steps until the last, until asked to stop, or until the run has to go back."""
     engine, meter, ledger = session.engine, session.meter, session.engine.mesh.ledger
     skipped_in_a_row, shares, heart = 0, session.shares, session.worker.heart
+    kernels = profiled(session, first)
     least = COMPILE_SECONDS if session.run.layout.compile else LEAST_SECONDS
     with Prefetcher(session.training, engine.positions(), first, last) as batches:
         start = shares.begin(engine, meter)
@@ -147,6 +149,8 @@ def _take_steps(session: Session, first: int, last: int) -> StepsTaken:
             rate = engine.optimizer.learning_rate
             heart.step(step, meter.recent_step_seconds, least)
             session.stragglers.begin()
+            if kernels:
+                kernels.before(step)
             faults.point("step.before", step=step, tensors=partial(named_tensors, engine))
             back = look(session, step) if session.watch.is_due(step) else None
             if back is not None:
@@ -155,6 +159,8 @@ def _take_steps(session: Session, first: int, last: int) -> StepsTaken:
             result = session.repeat.step(step, batch) if twice else train_step(engine, step, batch)
             if isinstance(result, Suspicion):
                 return StepsTaken(step, back=suspected(result, step))
+            if kernels:
+                kernels.after(step)
             faults.point("step.after", step=step)
             # before ranks agree whether to stop: one whose data does not come can still say so
             heart.phase("data", DATA_SECONDS)
@@ -279,6 +285,7 @@ def _save(session: Session, done: int) -> None:
 def _write_timeline(session: Session) -> None:
     """Put the spans of all ranks together, on one clock that starts at the first."""
     recorder, mesh = session.engine.recorder, session.engine.mesh
+    recorder.settle(all_of_it=True)
     mine = list(recorder.spans)
     recorder.spans.clear()
     recorder.keeps_spans = False

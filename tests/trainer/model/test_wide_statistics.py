@@ -15,8 +15,9 @@ from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe
 from phalanx.trainer.model.batch import MicroBatch
 from phalanx.trainer.model.experts import Router
-from phalanx.trainer.model.layers import LayerNorm, RMSNorm, rotary_angles, rotate
+from phalanx.trainer.model.layers import LayerNorm, RMSNorm
 from phalanx.trainer.model.loss import IGNORED, VocabSlice, token_losses
+from phalanx.trainer.model.rotary import rotary_angles, rotate
 from phalanx.trainer.ops.flash import Attended, AttentionBlock, attend_block, merge
 from phalanx.trainer.ops.kernels import attention
 from phalanx.trainer.parallel.comm import Group
@@ -95,7 +96,9 @@ def test_angles_at_long_positions_are_those_of_their_definition(theta: float) ->
     angles = exact_angles(shape, positions)
     of_fp32 = LONGEST * 2.0**-22  # an angle of so many turns in fp32
     for found, exact in zip(
-        rotary_angles(shape, positions, torch.bfloat16), (angles.cos(), angles.sin()), strict=True
+        rotary_angles(shape, positions, torch.bfloat16, 1),
+        (angles.cos(), angles.sin()),
+        strict=True,
     ):
         assert (found.double() - exact).abs().max() <= HALF_UNIT / 2 + of_fp32
 
@@ -107,7 +110,7 @@ def test_keys_at_long_positions_turn_by_their_angle() -> None:
     scores = []
     for start in (0, 1_000, LONGEST - 8):
         turned = [
-            rotate(x, rotary_angles(shape, torch.tensor([[at]]), torch.bfloat16)).double()
+            rotate(x, rotary_angles(shape, torch.tensor([[at]]), torch.bfloat16, 1)).double()
             for x, at in ((q, start + 7), (k, start))
         ]
         scores.append((turned[0] * turned[1]).sum())

@@ -14,7 +14,7 @@ from phalanx.oracle.pool import RankPool
 from phalanx.trainer.engine.batching import micro_batches
 from phalanx.trainer.engine.engine import Engine, build_engine
 from phalanx.trainer.parallel.mesh import build_mesh
-from phalanx.trainer.run.generate import generate
+from phalanx.trainer.run.generate import Sampling, generate
 from phalanx.trainer.run.worker import StopSignal
 
 LLAMA = ModelShape(layers=2, hidden=16, heads=4, kv_heads=2, ffn=24, vocab=40)
@@ -33,7 +33,7 @@ def built(shape: ModelShape, line: str, seq: int, batch: int = 8) -> Engine:
 
 def written(shape: ModelShape, line: str, seq: int = 16) -> list[int]:
     """On every rank: what follows, the likeliest token each time."""
-    return generate(built(shape, line, seq), PROMPT, COUNT, temperature=1e-6)
+    return generate(built(shape, line, seq), PROMPT, COUNT, Sampling(temperature=0))
 
 
 def expected(shape: ModelShape, seq: int = 16) -> list[int]:
