@@ -66,10 +66,21 @@ function draw(reply) {
     if (html.includes("<canvas")) timelines(page.state, place, html);
     else {
       forget(place);
-      place.innerHTML = html;
+      if (!stands(place, html)) place.innerHTML = html;
     }
   }
   for (const [id, html] of Object.entries(reply.tables)) for (const place of places.get("t" + id) || []) place.innerHTML = html;
+}
+
+/** @type {WeakSet<HTMLElement>} */ const replaced = new WeakSet();
+
+/** Whether the document came with it: then what somebody typed meanwhile stays. @param {HTMLElement} place @param {string} html */
+function stands(place, html) {
+  if (replaced.has(place)) return false;
+  replaced.add(place);
+  const made = document.createElement("template");
+  made.innerHTML = html;
+  return made.innerHTML === place.innerHTML;
 }
 
 /** @param {string} key @param {string} text @param {string} plain */
