@@ -12,8 +12,8 @@ from phalanx.core.model import ModelShape
 from phalanx.core.quantities import QUANTITIES
 
 _PRICE = (
-    "layout step_seconds step_seconds_80 mfu hfu convention tokens_per_second peak_bytes fits "
-    "bubble term_seconds{} reasons"
+    "layout step_seconds step_seconds_80 spread_reason mfu hfu convention tokens_per_second "
+    "peak_bytes fits bubble term_seconds{} reasons"
 )
 _LINK = "name bytes_per_second sustained_bytes_per_second latency_seconds"
 _DEVICE = (
@@ -80,8 +80,8 @@ _TEXTS: Mapping[str, str] = {
     ),
     "estimate": " ".join(
         [
-            "schema layout step_seconds step_seconds_80 tokens_per_second mfu hfu convention",
-            "bubble micro_batches",
+            "schema layout step_seconds step_seconds_80 spread_reason tokens_per_second mfu hfu",
+            "convention bubble micro_batches",
             _under("terms", "name seconds worth reason children"),
             _under("memory", "peak_bytes capacity_bytes fits stage by_class{}"),
             _under("memory.stages[]", "stage peak_bytes moment in_flight by_class{}"),
@@ -118,7 +118,8 @@ _TEXTS: Mapping[str, str] = {
                 "rows[]",
                 "id predicted_step_seconds predicted_step_seconds_80 published_step_seconds "
                 "time_error baseline_step_seconds baseline_error predicted_peak_bytes "
-                "published_peak_bytes memory_error spread fits layout complete assumptions skipped",
+                "published_peak_bytes memory_error spread spread_reason fits layout complete "
+                "assumptions skipped",
             ),
             _under("summary.groups{}.time", _ERRORS),
             _under("summary.groups{}.baseline", _ERRORS),

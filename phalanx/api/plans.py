@@ -207,6 +207,7 @@ class Plan:
             "layout": str(found.layout),
             "step_seconds": found.step_seconds,
             "step_seconds_80": list(found.between()),
+            "spread_reason": found.spread_reason,
             "mfu": found.mfu,
             "hfu": found.hfu,
             "convention": found.convention,

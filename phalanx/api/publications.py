@@ -99,6 +99,7 @@ def _record(prediction: Prediction) -> dict[str, Any]:
         "published_peak_bytes": prediction.published_peak_bytes,
         "memory_error": prediction.memory_error,
         "spread": prediction.spread,
+        "spread_reason": prediction.spread_reason,
         "fits": prediction.fits,
         "layout": prediction.layout,
         "complete": prediction.complete,

@@ -33,11 +33,12 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _set(name: str, table: dict[str, Any]) -> Sustained:
-    other = ("accelerators", "launch_us", "assumed_peak_tflops")
+    other = ("accelerators", "launch_us", "gap_us", "assumed_peak_tflops")
     values = {key: value for key, value in table.items() if key not in other}
     return Sustained(
         name=name,
         launch=_MICRO * table["launch_us"],
+        gap=_MICRO * table.get("gap_us", 0.0),
         assumed_peak=_TERA * table.get("assumed_peak_tflops", 0.0),
         **values,
     )

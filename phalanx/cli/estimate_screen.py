@@ -75,6 +75,7 @@ def heading(request: Request, found: Estimate) -> Iterator[str]:
         f"{show_seconds(high)}), {show_count(found.tokens_per_second)} tokens/s, "
         f"MFU {show_share(found.mfu)}, HFU {show_share(found.hfu)}"
     )
+    yield f"the interval rests on {found.spread_reason}"
     over = found.bubble / (1 - found.bubble) if found.bubble < 1 else 0.0
     yield (
         f"bubble {show_share(over)} of the work, {show_share(found.bubble)} of the pipeline; "

@@ -98,6 +98,7 @@ def heading(plan: Plan) -> list[str]:
         f"{found.considered:,} layouts divide the devices and the batch; {found.feasible:,} fit, "
         f"{refused:,} are refused; {plan.seconds:.1f} s",
         *(f"  {count:>12,}  {reason}" for reason, count in _most_first(found.refused)),
+        *(f"seconds rest on {ranked.estimate.spread_reason}" for ranked in found.ranked[:1]),
     ]
 
 

@@ -83,7 +83,7 @@ def closing(predictions: Sequence[Prediction], accuracy: Accuracy) -> list[str]:
         spreads = [p.spread for p in predictions if p.seconds is not None]
         lines.append(
             f"{show_share(accuracy.within)} of the step times lie in the interval that should hold "
-            f"80 % (spread {show_share(statistics.fmean(spreads))} on the rows of the fit)"
+            f"80 % (mean spread {show_share(statistics.fmean(spreads))})"
         )
     if accuracy.underestimated is not None:
         lines.append(

@@ -162,8 +162,9 @@ class Estimate:
         ranks: bytes of every pipeline rank.
         capacity: bytes of one device.
         messages: of the busiest rank.
-        spread: standard deviation of ln(measured / predicted) over published runs on this
-            accelerator, or on the one whose rates it borrows.
+        spread: standard deviation of ln(measured / predicted) over published runs of this kind, or
+            what one of a kind that was not fitted shows.
+        spread_reason: which runs that were, or what no fitted run shows; one line.
         notes: assumptions that a reader should know.
     """
 
@@ -179,6 +180,7 @@ class Estimate:
     capacity: float
     messages: tuple[PricedMessage, ...]
     spread: float
+    spread_reason: str = ""
     notes: tuple[str, ...] = ()
 
     @property
@@ -223,6 +225,7 @@ class Estimate:
             "layout": str(self.layout),
             "step_seconds": self.step_seconds,
             "step_seconds_80": list(self.between()),
+            "spread_reason": self.spread_reason,
             "tokens_per_second": self.tokens_per_second,
             "mfu": self.mfu,
             "hfu": self.hfu,

@@ -178,11 +178,13 @@ class MatrixProduct(NamedTuple):
         inner: channels of a token, which are multiplied and added up.
         out: channels of the result; several where several matrices read the same input at once.
         tokens: whose.
+        low_precision: recipes of few bits round its operands; else it keeps the format of the rest.
     """
 
     inner: Width
     out: tuple[Width, ...]
     tokens: Tokens = "gathered"
+    low_precision: bool = True
 
 
 class AttentionCore(NamedTuple):
@@ -207,6 +209,7 @@ class MemoryBound(NamedTuple):
         widths: elements per token.
         forward, backward: how often they are read or written.
         kernels: how many of them do it.
+        fused_kernels: the same in programs with kernels of their own for it; 0 is no other number.
         tokens: whose.
         unfused: how often more backward does it where nothing is fused.
         drops: dropout, where there is any, comes with it.
@@ -218,6 +221,7 @@ class MemoryBound(NamedTuple):
     backward: float
     kernels: int = 1
     tokens: Tokens = "gathered"
+    fused_kernels: int = 0
     unfused: float = 0.0
     drops: bool = False
     element: int = 2

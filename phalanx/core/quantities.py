@@ -24,6 +24,7 @@ class Quantity(NamedTuple):
 _SECONDS = (
     Quantity("step_seconds", "seconds", "one step of the optimizer, on all devices"),
     Quantity("step_seconds_80", "[seconds, seconds]", "interval that holds the step in 80 %"),
+    Quantity("spread_reason", "text", "which published runs an interval rests on, or lacks"),
     Quantity("seconds", "seconds", "how long that took or lasts: a term, a message, a case"),
     Quantity(
         "exposed_seconds", "seconds", "in which a rank stands still for messages; by axis in a run"

@@ -11,11 +11,13 @@ class Sustained:
         name: of the set.
         cores: units that share the tiles of a matrix product; 1 where tiles do not come in waves.
         product: share of the peak that a very large matrix product reaches.
+        product_fp8, product_fp4: the same in 8 and in 4 bits, of the peak there; 0 is as in 16.
         depth: inner length of a 16-bit product at which half of that is reached.
         attention: share of the peak that fused attention reaches, of the scores it computes.
         attention_first: the same for the first generation of fused kernels.
         memory: share of the memory bandwidth that passes over tensors reach.
         launch: seconds between the starts of two kernels, at the least.
+        gap: seconds that a kernel takes to fill and drain the device, at the least.
         domain: share of the one-way rate of the scale-up link in large collectives.
         network: share of the one-way rate of the scale-out link.
         interference: share of a hidden collective that the arithmetic beside it loses to it.
@@ -50,6 +52,9 @@ class Sustained:
     rows: int
     source: str
     assumed_peak: float = 0.0
+    product_fp8: float = 0.0
+    product_fp4: float = 0.0
+    gap: float = 0.0
     queued: bool = True
     update: float = 0.0
     step: float = 0.0

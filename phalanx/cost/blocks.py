@@ -32,6 +32,17 @@ from phalanx.cost.params import expert_tp
 from phalanx.cost.table import Column, Table
 
 HALF = 2  # bytes of an activation
+# Bytes that making an operand of few bits moves for each of its elements, and in how many kernels:
+# it is read in 16 bits, and written along rows and along columns, since backward multiplies it the
+# other way round. Where the scale is that of the values at hand they are read once more before.
+# Source: NVIDIA, Transformer Engine user guide, "Low precision training".
+CASTS = {
+    "fp8": (2 + 2 * 1.0, 1),
+    "fp8-current": (2 + 2 + 2 * 1.0, 2),
+    "fp8-block": (2 + 2 * 1.0, 1),
+    "mxfp8": (2 + 2 * (1 + 1 / 32), 1),
+    "nvfp4": (2 + 2 + 2 * (0.5 + 1 / 16), 2),
+}
 
 
 @dataclass(frozen=True)
@@ -42,11 +53,18 @@ class Slice:
         table: layouts by column.
         framework: how the program does it.
         in_block: it is in a block, which compile=on compiles.
+        scope: the part of a block that it is in, of those that graphs may hold; "" is none.
     """
 
     table: Table
     framework: Framework
     in_block: bool = False
+    scope: str = ""
+
+    @property
+    def launched(self) -> bool:
+        """Whether the host starts each kernel, and no recorded graph."""
+        return self.scope not in self.framework.captured
 
     @property
     def shape(self) -> ModelShape:
@@ -98,8 +116,19 @@ def block_work(cut: Slice, *, routed: bool) -> tuple[Work, ...]:
         cut: what the rank works on.
         routed: whether the block has experts, or an MLP.
     """
-    operators = describe(cut.shape).block(routed=routed).all
-    return kernels(operators, replace(cut, in_block=True))
+    block, inside = describe(cut.shape).block(routed=routed), replace(cut, in_block=True)
+    work = list(kernels(block.attention, replace(inside, scope="attention")))
+    for operator in block.mlp:
+        scope = _scope(operator) if routed else "mlp"
+        work += kernels((operator,), replace(inside, scope=scope))
+    return tuple(work)
+
+
+def _scope(operator: Operator) -> str:
+    """Of an operator behind attention in a block with experts; the choice comes with its norm."""
+    if operator.name in ("dispatch", "combine"):
+        return "dispatch"
+    return "experts" if operator.name.startswith("experts") else "router"
 
 
 def head_work(cut: Slice) -> tuple[Work, ...]:
@@ -126,6 +155,7 @@ def _of_operator(operator: Operator, cut: Slice) -> Iterator[Work]:
     match operator.computes:
         case MatrixProduct():
             yield _product(operator, operator.computes, cut)
+            yield from _casts(operator, operator.computes, cut)
         case AttentionCore():
             yield from _attention(operator.computes, cut)
         case MemoryBound():
@@ -147,9 +177,42 @@ def _product(operator: Operator, computes: MatrixProduct, cut: Slice) -> Product
         cut.channels((computes.inner,), tokens),
         experts,
         operator.part,
-        kernels=2 * experts if routed else 1.0,
+        kernels=_kernels(experts, cut) if routed else 1.0,
+        launched=1.0 * cut.launched,
         last=operator.is_last,
+        low_precision=computes.low_precision and cut.in_block,
     )
+
+
+def _casts(operator: Operator, computes: MatrixProduct, cut: Slice) -> Iterator[MemoryBoundKernel]:
+    """Passes that make operands of few bits: of the input in forward, of the gradient in backward.
+
+    Weights are cast once a step, which does not count.
+    """
+    recipe = cut.table.precision.recipe
+    if not (recipe and computes.low_precision and cut.in_block):
+        return
+    moved, count = CASTS[recipe]
+    rows = cut.tokens_of(computes.tokens)
+    rows = rows * (cut.shape.top_k if computes.tokens == "routed" else 1)
+    inputs = rows * cut.channels((computes.inner,), computes.tokens)
+    outputs = rows * cut.channels(computes.out, computes.tokens)
+    several: Column = 1
+    if computes.tokens == "routed":
+        several = cut.shape.experts / cut.table.ep
+    yield MemoryBoundKernel(
+        f"{operator.name} operands",
+        moved * inputs,
+        moved * outputs,
+        count * several,
+        operator.part,
+        launched=1.0 * cut.launched,
+    )
+
+
+def _kernels(experts: Column, cut: Slice) -> Column:
+    """Of the products of all experts of a rank; some frameworks run two operators for each."""
+    return experts if cut.framework.groups_experts else 2 * experts
 
 
 def _memory_bound(
@@ -169,9 +232,17 @@ def _memory_bound(
         backward = backward + np.where(compiled, 0.0, computes.unfused)
     if forward or np.any(backward):
         size = size * computes.element * widths(cut.table.precision)[0] / HALF
-        count = np.where(compiled, 1, computes.kernels + drops)
+        number = computes.kernels
+        if cut.framework.fuses_routing and computes.fused_kernels:
+            number = computes.fused_kernels
         yield MemoryBoundKernel(
-            operator.name, forward * size, backward * size, count, operator.part, operator.is_last
+            operator.name,
+            forward * size,
+            backward * size,
+            np.where(compiled, 1, number + drops),
+            operator.part,
+            operator.is_last,
+            cut.launched,
         )
 
 
@@ -182,7 +253,15 @@ def _attention(core: AttentionCore, cut: Slice) -> Iterator[Work]:
     a = cut.channels((core.heads,), "gathered")
     if cut.framework.fused_attention:
         flops = 2 * T * (s / 2) * a * (qk + v)
-        yield Scores("attention", flops, first=cut.framework.first_attention)
+        if not cut.framework.balances_context:
+            flops = flops * (2 - 1 / cut.table.cp)
+        yield Scores(
+            "attention",
+            flops,
+            first=cut.framework.first_attention,
+            width=(qk + v) / 2,
+            launched=1.0 * cut.launched,
+        )
         return
     heads, rows = a * cut.table.mb, s / cut.table.cp
     scores = HALF * a * s * T

@@ -20,6 +20,9 @@ from phalanx.cost.table import Choice, Column, Floats
 
 # Tiles of the result that libraries choose from, and what each reaches of the first one's rate.
 TILES = ((256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.85), (64, 64, 0.7))
+# Each score costs an exponential beside its products, however wide a head is: FlashAttention-3
+# (arXiv:2407.08608), figure 5: heads of 64 reach about 0.75 of the rate of those of 128 channels.
+HEAD_WIDTH, EXPONENTIAL_WIDTH = 128.0, 64.0
 FUSED_BACKWARD = 2.5  # products of fused attention's backward over forward's: 5 to 2
 
 # What recomputation may repeat alone; see `core.recompute.PARTS`.
@@ -62,7 +65,9 @@ class Product(NamedTuple):
         part: of a block, that recomputation repeats it with.
         weights: K x N are weights, and their gradient is a pass of its own.
         kernels: that compute all of them in forward; backward runs twice as many.
+        launched: how many of each the host starts by itself.
         last: no backward of its own block reads the result.
+        low_precision: in the format of the recipe; else in that of the rest.
     """
 
     name: str
@@ -74,6 +79,8 @@ class Product(NamedTuple):
     weights: bool = True
     kernels: Column = 1.0
     last: bool = False
+    low_precision: bool = True
+    launched: float = 1.0
 
 
 class Scores(NamedTuple):
@@ -84,12 +91,16 @@ class Scores(NamedTuple):
         flops: FLOP of its two products in forward, only the half that the mask leaves.
         part: of a block, that recomputation repeats it with.
         first: by the first generation of fused kernels.
+        width: channels of a head, the mean of keys and values.
+        launched: how many of its kernels the host starts by itself.
     """
 
     name: str
     flops: Column
     part: Part = "core"
     first: bool = False
+    width: float = HEAD_WIDTH
+    launched: float = 1.0
 
 
 class MemoryBoundKernel(NamedTuple):
@@ -99,6 +110,7 @@ class MemoryBoundKernel(NamedTuple):
         name: of the operator.
         forward, backward: bytes that are read and written.
         kernels: how many do it, in each of the two.
+        launched: how many of each the host starts by itself.
         part: of a block, that recomputation repeats it with.
         last: no backward of its own block reads the result.
     """
@@ -109,6 +121,7 @@ class MemoryBoundKernel(NamedTuple):
     kernels: Column = 1
     part: Part = "block"
     last: bool = False
+    launched: float = 1.0
 
 
 Work = Product | Scores | MemoryBoundKernel
@@ -123,6 +136,9 @@ class Machine:
         wide: dense FLOP/s of attention, which stays in 16 bits under fp8.
         hbm: bytes/s of memory.
         element: bytes of an operand of products.
+        wide_element: the same of products that stay in the format of the rest.
+        product: share of the peak that a very large product reaches in the format that runs; 0 is
+            that of the rates.
         accumulate: bytes that adding up the gradient of one weight moves within its product.
         rates: the other shares, see `Sustained`.
     """
@@ -130,12 +146,20 @@ class Machine:
     peak: float
     wide: float
     hbm: float
-    element: int
+    element: float
     accumulate: float
     rates: Sustained
+    wide_element: int = 2
+    product: float = 0.0
 
     def product_seconds(
-        self, M: Column, N: Column, K: Column, batch: Column = 1.0, added: Column = 0.0
+        self,
+        M: Column,
+        N: Column,
+        K: Column,
+        batch: Column = 1.0,
+        added: Column = 0.0,
+        low_precision: Column = True,
     ) -> Column:
         """The slower of arithmetic and memory for `batch` products M x K by K x N.
 
@@ -149,26 +173,37 @@ class Machine:
             batch: how many independent products there are.
             added: bytes that every element of the result moves beside itself: of a gradient that is
                 added up within its product.
+            low_precision: whether it runs in the format of the recipe, a column.
 
         Returns:
             Seconds of all of them, a column like the sizes.
         """
         rates = self.rates
-        depth = rates.depth * self.peak / self.wide
-        reached = self.peak * rates.product * K / (K + depth)
+        low = np.asarray(low_precision)
+        peak = np.where(low, self.peak, self.wide)
+        share = np.where(low, self.product or rates.product, rates.product)
+        element = np.where(low, self.element, self.wide_element)
+        depth = rates.depth * peak / self.wide
+        reached = peak * share * K / (K + depth)
         arithmetic = 2 * M * N * K * batch / (reached * fill(M, N, batch, rates.cores))
-        moved = batch * ((M * K + K * N + M * N) * self.element + M * N * added)
+        moved = batch * ((M * K + K * N + M * N) * element + M * N * added)
         return np.maximum(arithmetic, moved / (self.hbm * rates.memory))
 
-    def scores_seconds(self, flops: Column, *, first: bool = False) -> Column:
+    def scores_seconds(
+        self, flops: Column, *, first: bool = False, width: float = HEAD_WIDTH
+    ) -> Column:
         """Seconds of fused attention, whose scores never leave the chip.
 
         Args:
             flops: FLOP of its products, a column; of causal attention the half below the diagonal.
             first: by the first generation of fused kernels, which has a rate of its own.
+            width: channels of a head; the rates are those of `HEAD_WIDTH`.
         """
         rates = self.rates
-        return flops / (self.wide * (rates.attention_first if first else rates.attention))
+        if first:
+            return flops / (self.wide * rates.attention_first)
+        slower = (1 + EXPONENTIAL_WIDTH / width) / (1 + EXPONENTIAL_WIDTH / HEAD_WIDTH)
+        return flops * slower / (self.wide * rates.attention)
 
     def memory_seconds(self, size: Column) -> Column:
         """Seconds of reading and writing `size` bytes, a column, at the rate that passes reach."""
@@ -273,19 +308,21 @@ def price(works: Sequence[Work], machine: Machine) -> Kernels:
     for i, work in enumerate(works):
         match work:
             case Scores():
-                forward = machine.scores_seconds(work.flops, first=work.first)
+                forward = machine.scores_seconds(work.flops, first=work.first, width=work.width)
                 seconds[:2, i] = np.stack((forward, FUSED_BACKWARD * forward))
                 peak[:2, i] = np.stack((work.flops, 2.0 * work.flops)) / machine.wide
-                launches[0, i], launches[1, i] = 1, 2
+                launches[0, i], launches[1, i] = work.launched, 2 * work.launched
             case MemoryBoundKernel():
                 seconds[0, i] = machine.memory_seconds(work.forward)
                 seconds[1, i] = machine.memory_seconds(work.backward)
-                launches[:, i] = work.kernels
+                seconds[:2, i] += machine.rates.gap * work.kernels
+                launches[:, i] = work.kernels * work.launched
     places = [i for i, work in enumerate(works) if isinstance(work, Product)]
     products = tuple(work for work in works if isinstance(work, Product))
     if products:
         seconds[:, places], peak[:, places] = _products(products, machine, shape)
-        launches[0, places] = np.stack([np.broadcast_to(w.kernels, shape) for w in products])
+        started = [np.broadcast_to(w.kernels * w.launched, shape) for w in products]
+        launches[0, places] = np.stack(started)
         launches[1, places] = 2 * launches[0, places]
     return Kernels(tuple(works), seconds, peak, launches)
 
@@ -302,10 +339,13 @@ def _products(
     batch = stacked([work.batch for work in products])
     learns = np.array([work.weights for work in products])
     column = learns.reshape(-1, *(1,) * len(shape))
+    low = np.array([work.low_precision for work in products]).reshape(column.shape)
     added = np.stack((0 * M, 0 * M, machine.accumulate * column + 0 * M))
     sizes = (np.stack((M, M, K)), np.stack((N, K, N)), np.stack((K, N, M)))
-    seconds = machine.product_seconds(*sizes, np.stack((batch,) * 3), added)
-    peak = np.stack((2 * M * N * K * batch / machine.peak,) * 3)
+    seconds = machine.product_seconds(*sizes, np.stack((batch,) * 3), added, low)
+    seconds = seconds + machine.rates.gap * stacked([work.kernels for work in products])
+    flops = 2 * M * N * K * batch
+    peak = np.stack((flops / np.where(low, machine.peak, machine.wide),) * 3)
     for table in (seconds, peak):  # without weights both gradients are one pass
         table[1] += np.where(column, 0.0, table[2])
         table[2] = np.where(column, table[2], 0.0)

@@ -47,6 +47,14 @@ class Framework:
             `cost/messages/frameworks.py` makes of that.
         sends_token_once: a token travels once to every rank that has one of its experts, and once
             to every other domain.
+        hides_experts: what goes to experts and back does so beside another micro-batch.
+        groups_experts: an operator for each expert multiplies, without one that picks its rows.
+        fuses_routing: one kernel chooses experts, and one each sorts tokens and puts them back.
+        captured: parts of a block that recorded graphs of kernels start; see `SCOPES`.
+        balances_context: ranks along cp hold parts of a sequence with equal numbers of scores; else
+            in a row, so that the last one computes nearly twice the mean.
+        bucket: bytes of gradients that are reduced by one message; 0 is all that a rank has.
+        learns: weights have gradients; else only small adapters beside them do (LoRA).
     """
 
     name: str
@@ -67,8 +75,19 @@ class Framework:
     graphs: bool = False
     gradient: float = 4.0
     sends_as_ledger: bool = False
-    sends_token_once: bool = True
+    sends_token_once: bool = False
+    hides_experts: bool = False
+    groups_experts: bool = False
+    fuses_routing: bool = False
+    captured: frozenset[str] = frozenset()
+    balances_context: bool = True
+    bucket: float = 0.0
+    learns: bool = True
 
+
+# Parts of a block that a graph of kernels may hold: operators of attention, of an MLP, of the
+# choice of experts, of what prepares their tokens, and those that work on these.
+SCOPES = ("attention", "mlp", "router", "dispatch", "experts")
 
 PHALANX = Framework(
     name="phalanx",
@@ -77,7 +96,6 @@ PHALANX = Framework(
     stops_early=True,
     hides_sums=False,
     sends_as_ledger=True,
-    sends_token_once=False,
 )
 MEGATRON_CORE = Framework(
     name="Megatron Core",
@@ -86,11 +104,13 @@ MEGATRON_CORE = Framework(
     fused_accumulation=True,
     loss_bytes=(10.0, 8.0),
     optimizer_bytes=FUSED_ADAMW,
+    groups_experts=True,
 )
 # Eager PyTorch with tp and pp, which sums 16-bit gradients up in fp32 beside them
 EAGER_3D = replace(
     MEGATRON_CORE,
     name="eager 3D",
+    bucket=25e6,  # as DistributedDataParallel by default
     stack=replace(
         MEGATRON_CORE.stack,
         gradient_bytes=6.0,
@@ -115,6 +135,14 @@ EAGER_FSDP = Framework(
     first_attention=True,
     pipeline_outside=True,
 )
+# Its successor, with FlashAttention-2 and an optimizer whose passes go over all tensors at once
+EAGER_FSDP2 = replace(
+    EAGER_FSDP,
+    name="PyTorch FSDP2",
+    first_attention=False,
+    optimizer_bytes=FUSED_ADAMW,
+    balances_context=False,
+)
 # Programs that a compiler sees whole: fused passes, messages beside products, no host to wait for
 XLA = replace(MEGATRON_CORE, name="XLA", stack=MEGATRON, graphs=True)
 # Megatron-LM until 2022: scores in memory, dropout, one all-reduce of 16-bit gradients at the end
@@ -138,6 +166,7 @@ FRAMEWORKS = {
     "megatron": MEGATRON_CORE,
     "megatron-fp8": MEGATRON_FP8,
     "fsdp": EAGER_FSDP,
+    "fsdp2": EAGER_FSDP2,
     "xla": XLA,
     "megatron-2021": MEGATRON_2021,
 }

@@ -54,14 +54,14 @@ class Routes:
     """
 
     def __init__(self, table: Table, framework: Framework, fabric: Fabric) -> None:
-        self.table, self.fabric, self._framework = table, fabric, framework
+        self.table, self.fabric, self.framework = table, fabric, framework
         self._groups: dict[Among, RankGroup] = {}
         self._paths: dict[tuple[str, Among], Path] = {}
 
     def group(self, among: Among) -> RankGroup:
         """The ranks that take part."""
         if among not in self._groups:
-            self._groups[among] = group_of(self.table, among, self._framework)
+            self._groups[among] = group_of(self.table, among, self.framework)
         return self._groups[among]
 
     def seconds(self, collective: str, among: Among, size: Column) -> Column:

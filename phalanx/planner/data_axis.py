@@ -188,11 +188,19 @@ class StepMessages:
             before = found.get(message.among, _Total(0.0, 0.0))
             size = before.bytes + message.bytes * count
             if message.together:
-                lasts = self._alone(message, size)[1]
+                lasts = self._in_buckets(message, size)
             else:
                 lasts = before.seconds + count * self._alone(message, message.bytes)[1]
             found[message.among] = _Total(size, lasts)
         return found
+
+    def _in_buckets(self, message: UnitMessage, size: Column) -> Column:
+        """Seconds of one message, or of as many as the program makes of gradients."""
+        bucket = self.routes.framework.bucket
+        if not bucket or message.purpose != "gradients":
+            return self._alone(message, size)[1]
+        number = np.maximum(np.ceil(size / bucket), 1)
+        return number * self._alone(message, size / number)[1]
 
     def _bytes(self, message: UnitMessage) -> Column:
         return message.bytes * self._count(message) if message.together else message.bytes

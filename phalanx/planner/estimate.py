@@ -34,6 +34,7 @@ from phalanx.planner.data_axis import (
     with_jitter,
 )
 from phalanx.planner.pipeline import Pipeline, stage_counts
+from phalanx.planner.uncertainty import uncertainty
 from phalanx.planner.units import UPDATES, SentMessage, Units, UnitSeconds, hop_seconds
 from phalanx.planner.workload import Workload, workload_of
 from phalanx.schedules.layouts import chunks, placement, spec_of
@@ -83,6 +84,7 @@ class Priced:
         step = Term("step", children=(*inside, *self._outside()))
         step = self._with_jitter(step)
         workload, layout = self.workload, self.layout
+        doubt = uncertainty(workload, layout)
         rate = workload.tokens / step.seconds
         peak = workload.machine.peak * layout.ranks
         use = utilization(workload.shape, workload.seq, rate, peak, layout.recompute)
@@ -98,7 +100,8 @@ class Priced:
             ranks=tuple(self.rank_bytes()),
             capacity=workload.capacity,
             messages=tuple(map(_with_bytes_sent, self._messages())),
-            spread=workload.rates.spread,
+            spread=doubt.spread,
+            spread_reason=doubt.reason,
             notes=tuple(self._notes()),
         )
 

@@ -218,6 +218,8 @@ class Units:
             repeated = kernels.repeated(table.recompute, stops_early=early)
         alone = 0.0 if workload.framework.fused_accumulation else workload.framework.accumulate
         terms = {name: kernels.sum(kind) for name, kind in KINDS.items()}
+        if not workload.framework.learns:
+            terms[PRODUCTS], alone = terms[PRODUCTS]._replace(W=0.0), 0.0
         terms[ACCUMULATION] = Passes(W=workload.machine.memory_seconds(alone * params))
         terms[RECOMPUTE] = Passes(I=repeated.seconds)
         forward, backward = kernels.launches.sum(axis=1)
@@ -232,6 +234,10 @@ class Units:
             beside = terms[PRODUCTS].times(1 / (2 * self._products(message.unit)))
             behind = beside.I if message.when == "weight gradient" else beside.W
             shown = exposed(self.workload, lasts, behind)
+        elif message.axis == "expert" and self.workload.framework.hides_experts:
+            # of a forward and a backward that go on at once, a fourth for each of four messages
+            busy = terms[PRODUCTS].total + terms[ATTENTION].total
+            shown = exposed(self.workload, lasts, busy / 4)
         elif message.behind == "attention":
             attention = terms[ATTENTION]
             behind = attention.I / 2 if message.when == "input gradient" else attention.F

@@ -20,6 +20,8 @@ from phalanx.cost.links import Fabric
 from phalanx.cost.table import Table
 from phalanx.schedules.layouts import is_asynchronous, spec_of
 
+_ELEMENTS = {"fp8": 1.0, "fp4": 0.5}  # bytes of an operand in few bits
+
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
@@ -67,14 +69,24 @@ class Workload:
             RefusedError: its matrix units do not run the format.
         """
         rest, framework = self.precision.rest, self.framework
+        wide = {"fp32": 4, "fp64": 8}.get(rest, 2)
         return Machine(
             peak=self._peak(self.precision),
             wide=self._peak(Precision(rest=rest)),
             hbm=self.cluster.accelerator.hbm,
-            element=1 if self.precision.recipe else {"fp32": 4, "fp64": 8}.get(rest, 2),
+            element=_ELEMENTS.get(self.precision.matrix_format, wide),
+            wide_element=wide,
+            product=self._product_share,
             accumulate=framework.accumulate if framework.fused_accumulation else 0.0,
             rates=self.rates,
         )
+
+    @property
+    def _product_share(self) -> float:
+        """Share of the peak that products reach in the format of the recipe."""
+        rates = self.rates
+        of_format = {"fp8": rates.product_fp8, "fp4": rates.product_fp4}
+        return of_format.get(self.precision.matrix_format, 0.0) or rates.product
 
     def _peak(self, precision: Precision) -> float:
         """Dense FLOP/s; where nobody published any, those assumed with the rates."""

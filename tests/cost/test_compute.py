@@ -31,7 +31,7 @@ MODELS = [
 
 
 def slice_of(shape, layout="", framework=PHALANX, seq=4096):
-    row = Layout.parse(layout)
+    row = Layout.parse(f"{layout} precision=bf16")
     return Slice(Table.of(shape, Recipe(seq=seq, batch=row.dp * row.mb), [row]), framework)
 
 
@@ -134,10 +134,11 @@ def test_backward_of_a_product_is_two_products():
 
 
 def test_adding_gradients_up_hides_behind_a_deep_product_and_not_behind_a_thin_one():
-    adding = replace(MACHINE, accumulate=8.0)
+    machine = replace(MACHINE, rates=replace(RATES, depth=200.0))  # thin products wait for bytes
+    adding = replace(machine, accumulate=8.0)
     deep, thin = Product("deep", 16384, 4096, 4096), Product("thin", 64, 4096, 4096)
-    assert priced(deep, adding) == priced(deep)
-    assert priced(thin, adding).W > 1.5 * priced(thin).W
+    assert priced(deep, adding) == priced(deep, machine)
+    assert priced(thin, adding).W > 1.5 * priced(thin, machine).W
 
 
 def test_first_generation_attention_is_slower():
@@ -168,7 +169,7 @@ def test_every_part_repeats_some_of_the_forward(name):
 
 def test_a_table_of_layouts_is_priced_row_by_row():
     shape, lines = load.model("llama-3.1-8b"), ["tp=2", "tp=4 mb=2", "cp=2 recompute=full"]
-    rows = [Layout.parse(line) for line in lines]
+    rows = [Layout.parse(f"{line} precision=bf16") for line in lines]
     table = Table.of(shape, Recipe(seq=4096, batch=8), rows)
     together = price(block_work(Slice(table, PHALANX), routed=False), MACHINE)
     again = together.repeated(table.recompute, stops_early=True)

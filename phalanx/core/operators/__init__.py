@@ -116,7 +116,7 @@ def _head(shape: "ModelShape") -> Iterator[Operator]:
     yield residual_norm("final norm", "norm", shape, is_input=True)
     yield Operator(
         name="head",
-        computes=MatrixProduct(h, (table,)),
+        computes=MatrixProduct(h, (table,), low_precision=False),
         parameters=(Parameter(f"{'embedding' if shape.tied else 'head'}.weight", (table, h)),),
         saves=(SavedTensor("head input", h, "own"),),
         boundary=Boundary("columns", shape.hidden),

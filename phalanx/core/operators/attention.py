@@ -167,7 +167,7 @@ def latent_attention(shape: "ModelShape") -> Iterator[Operator]:
     )
     yield Operator(
         name="join and rotate",
-        computes=MemoryBound((query, query, value), 2, 2, 12),
+        computes=MemoryBound((query, query, value), 2, 2, 12, fused_kernels=4),
         part="latent",
         saves=(SavedTensor("rotary angles", rope, format="angles"),)
         if shape.positions == "rope"

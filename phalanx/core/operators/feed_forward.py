@@ -25,6 +25,8 @@ if TYPE_CHECKING:  # a shape counts its parameters by these
 # Operators of Megatron Core's mixture of experts, counted in its router and token dispatcher:
 # softmax, top-k, masks, losses; counting, sorting, splitting; and back.
 ROUTER_KERNELS, DISPATCH_KERNELS, COMBINE_KERNELS = 20, 25, 15
+# The same with its fused router and permutation: an assumption, from their call graphs.
+FUSED_ROUTER, FUSED_DISPATCH, FUSED_COMBINE = 4, 6, 4
 
 
 def mlp(shape: "ModelShape") -> Iterator[Operator]:
@@ -115,12 +117,16 @@ def experts(shape: "ModelShape") -> Iterator[Operator]:
     yield Operator(
         name="choice",
         computes=MemoryBound(
-            (whole(shape.experts),), 8, 8, ROUTER_KERNELS, tokens="own", element=4
+            (whole(shape.experts),),
+            *(8, 8, ROUTER_KERNELS),
+            tokens="own",
+            fused_kernels=FUSED_ROUTER,
+            element=4,
         ),
     )
     yield Operator(
         name="dispatch",
-        computes=MemoryBound((rows,), 3, 3, DISPATCH_KERNELS, tokens="routed"),
+        computes=MemoryBound((rows,), 3, 3, DISPATCH_KERNELS, "routed", FUSED_DISPATCH),
         saves=(SavedTensor("dispatched tokens", rows, "routed", "operand", gone),),
     )
     width = Width(shape.expert_width)
@@ -128,7 +134,7 @@ def experts(shape: "ModelShape") -> Iterator[Operator]:
         yield _of_experts(operator, shape)
     yield Operator(
         name="combine",
-        computes=MemoryBound((rows,), 3, 3, COMBINE_KERNELS, tokens="routed"),
+        computes=MemoryBound((rows,), 3, 3, COMBINE_KERNELS, "routed", FUSED_COMBINE),
         saves=(SavedTensor("expert results", rows, "routed", freed_by=gone),),
         boundary=Boundary("rows", shape.hidden, beside_product=False),
     )
@@ -149,7 +155,7 @@ def _router(shape: "ModelShape") -> Operator:
     weight = Parameter("router.weight", (whole(shape.experts), h), "tp")
     return Operator(
         name="router",
-        computes=MatrixProduct(h, (whole(shape.experts),), tokens="own"),
+        computes=MatrixProduct(h, (whole(shape.experts),), "own", low_precision=False),
         parameters=(weight,),
         saves=(
             SavedTensor("mlp input", h, "routed", "operand", freed_by),

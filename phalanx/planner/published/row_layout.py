@@ -9,7 +9,8 @@ from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.precision import Precision
 from phalanx.core.recompute import FULL, MODES, Recompute
-from phalanx.planner.published.cells import Row, UnusableError, degree, needed, whole
+from phalanx.planner.published.cells import Row, degree, needed, whole
+from phalanx.planner.published.programs import from_recipe
 
 SCHEDULES = {
     "": "",
@@ -37,7 +38,9 @@ PARTS = {
 }
 MOST_BUBBLE = 0.5  # of the work, beyond which nobody leaves a pipeline uninterleaved
 MOST_CHUNKS = 8
-FORMATS = re.compile(r"bf16|fp16|fp8|fp32|fp64")
+FORMATS = re.compile(r"bf16|fp16|mxfp8|nvfp4|fp8|fp32|fp64")
+FP8_RECIPES = {"mxfp8": "mxfp8", "block": "fp8-block", "current": "fp8-current"}
+FP8_RECIPES |= {"row": "fp8-current", "tensor": "fp8-current"}
 ROUNDED = 0.1  # share by which a batch may be changed so that it divides
 
 
@@ -68,16 +71,26 @@ def read_layouts(
 
 
 def precision_of(row: Row) -> str:
-    """The number format of products; bf16 where the row names none that is known."""
+    """The number format of products; bf16 where the row names none that is known.
+
+    Of fp8 the column `fp8_recipe` says how it is scaled; where it is empty, with a history.
+    """
     found = FORMATS.search(row.get("dtype", "").lower())
-    return found[0] if found else "bf16"
+    if found is None:
+        return "bf16"
+    recipe = row.get("fp8_recipe", "").lower()
+    if found[0] != "fp8":
+        return found[0]
+    return next((name for word, name in FP8_RECIPES.items() if word in recipe), "fp8")
 
 
 def _layouts(row: Row, shape: ModelShape, batch: int, assumptions: list[str]) -> Iterator[Layout]:
     """The layouts that differ in micro-batch and recomputation, where a row leaves them open."""
     tp, cp, pp = (degree(row, key) or 1 for key in ("tp", "cp", "pp"))
     dp = _replicas(row, tp * cp * pp, assumptions)
-    schedule, v, stages = _schedule(row, shape, pp)
+    schedule, v, stages = _schedule(row, shape, pp, assumptions)
+    if schedule == "interleaved" or v == 1:
+        stages = _stated_stages(row, shape, pp * v) or stages
     if pp > 1 and not row.get("schedule", "").strip() and v == 1:
         schedule, v = _unstated_schedule(row, shape, pp, batch / dp, assumptions)
     recompute, precision = _recompute(row, assumptions), precision_of(row)
@@ -92,11 +105,20 @@ def _layouts(row: Row, shape: ModelShape, batch: int, assumptions: list[str]) ->
         schedule=schedule,
         stages=stages,
         precision=Precision.parse(precision),
-        sp=row.get("sequence_parallel", "").startswith("yes") or precision != "fp16",
+        compile="compiled" in row.get("program", ""),
+        sp=_sp(row, precision),
     )
     sizes = _micro_batches(row, dp, batch, assumptions)
     for mb, mode in product(sizes, recompute):
         yield replace(base, mb=mb, recompute=mode)
+
+
+def _sp(row: Row, precision: str) -> bool:
+    """Whether the sequence is cut between products; programs of 2021 could not yet."""
+    said = row.get("sequence_parallel", "").lower() or from_recipe(row, "sp_recipe")
+    if said.startswith("no"):
+        return False
+    return said.startswith("yes") or precision != "fp16"
 
 
 def _replicas(row: Row, others: int, assumptions: list[str]) -> int:
@@ -133,7 +155,7 @@ def _micro_batches(row: Row, dp: int, batch: int, assumptions: list[str]) -> lis
 
 def _recompute(row: Row, assumptions: list[str]) -> list[Recompute]:
     """The recompute modes that a row leaves open; parts are named as in Megatron Core."""
-    text = row.get("recompute", "").lower().strip()
+    text = row.get("recompute", "").lower().strip() or from_recipe(row, "recompute_recipe")
     if not text:
         assumptions.append("least recomputation that fits")
         return [*MODES]
@@ -161,23 +183,65 @@ def _zero(row: Row) -> int:
     return 0 if precision_of(row) == "fp16" or text == "none" else 1
 
 
-def _schedule(row: Row, shape: ModelShape, pp: int) -> tuple[str, int, tuple[int, ...]]:
+def _schedule_named(text: str, assumptions: list[str]) -> str:
+    """The schedule of this name, or of the name that it begins with; 1F1B if nobody knows it."""
+    plain = re.sub(r"\s*\(.*?\)", "", text).strip()
+    if plain in SCHEDULES:
+        return SCHEDULES[plain]
+    begins = [name for name in SCHEDULES if name and plain.startswith(name)]
+    found = SCHEDULES[max(begins, key=len)] if begins else "1f1b"
+    assumptions.append(f"schedule {text!r} taken as {found}")
+    return found
+
+
+def _schedule(
+    row: Row, shape: ModelShape, pp: int, assumptions: list[str]
+) -> tuple[str, int, tuple[int, ...]]:
     """Name, stages per rank, and layers of each stage where they are not as even as can be."""
     text, chunks = row.get("schedule", "").lower().strip(), row.get("vpp", "")
-    if text not in SCHEDULES:
-        raise UnusableError(f"unknown schedule {text!r}")
-    name = SCHEDULES[text]
+    name = _schedule_named(text, assumptions)
     v = max(min(whole(row, "vpp") or 1, shape.layers // pp), 1)
     if pp == 1:
         return "1f1b", 1, ()
     if chunks.startswith("max"):
         v = -(-shape.layers // pp)
-        if v * pp > shape.layers:
-            bare = v * pp - shape.layers  # embedding and head stand alone
-            return "interleaved", v, (0, *(1,) * (v * pp - 2), 2 - bare)
-        return "interleaved", v, ()
-    if name in ("zb-v", "dualpipev"):
-        return name, 2, ()
-    if v > 1:
-        return "interleaved", v, ()
+        bare = v * pp - shape.layers  # embedding and head stand alone
+        return "interleaved", v, (0, *(1,) * (v * pp - 2), 2 - bare) if bare else ()
+    if name in ("zb-v", "dualpipev") or v > 1:
+        return (name, 2, ()) if name in ("zb-v", "dualpipev") else ("interleaved", v, ())
+    if name == "interleaved":
+        return _one_or_open_chunks(chunks, shape, pp, assumptions)
     return name or "1f1b", 1, ()
+
+
+_REPEATED = re.compile(r"\(([^()]*)\)\*(\d+)|(.)\*(\d+)")
+
+
+def _stated_stages(row: Row, shape: ModelShape, stages: int) -> tuple[int, ...]:
+    """Layers of each stage, if the row has them: E embedding, t layer, m MTP, L loss, | between.
+
+    `Et*4|(t*4|)*14tmL` is one with 4 and an embedding, 14 with 4, and one with 1, MTP and loss.
+    """
+    text, before = row.get("pp_layout", "").strip(), ""
+    while text != before:  # inner repetitions first
+        before = text
+        text = _REPEATED.sub(lambda m: (m[1] or m[3]) * int(m[2] or m[4]), text)
+    counts = tuple(sum(letter in "tm" for letter in chunk) for chunk in text.split("|"))
+    fits = len(counts) == stages and sum(counts) == shape.layers and stages > 1
+    return counts if fits else ()
+
+
+def _one_or_open_chunks(
+    stated: str, shape: ModelShape, pp: int, assumptions: list[str]
+) -> tuple[str, int, tuple[int, ...]]:
+    """An interleaved schedule of one chunk is 1F1B; of open ones each has two layers or more."""
+    if stated == "1":
+        assumptions.append("1F1B, since interleaved in one chunk is that")
+        return "1f1b", 1, ()
+    even = [v for v in range(2, MOST_CHUNKS + 1) if shape.layers % (v * pp) == 0]
+    fitting = [v for v in even if shape.layers >= 2 * v * pp] or even
+    if not fitting:
+        assumptions.append("1F1B, since the layers do not divide into chunks")
+        return "1f1b", 1, ()
+    assumptions.append(f"interleaved in {fitting[-1]} chunks")
+    return "interleaved", fitting[-1], ()

@@ -5,6 +5,7 @@ in by one rule for all rows, and the rule is noted with the row.
 """
 
 import csv
+import math
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -18,21 +19,16 @@ from phalanx.core.errors import UsageError
 from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.cost.flops import flops_per_token, recompute_flops_per_token
-from phalanx.cost.framework import (
-    EAGER_3D,
-    EAGER_FSDP,
-    MEGATRON_2021,
-    MEGATRON_CORE,
-    MEGATRON_FP8,
-    XLA,
-    Framework,
-)
+from phalanx.cost.framework import Framework
 from phalanx.planner.published.cells import Row, UnusableError, needed, number, whole
-from phalanx.planner.published.row_layout import precision_of, read_layouts
+from phalanx.planner.published.programs import framework_of_row
+from phalanx.planner.published.row_layout import read_layouts
 from phalanx.planner.workload import formula_mode
 
 GPT_VOCABULARY = 51200  # of GPT-2, padded as Megatron-LM pads it, where a row names none
 GIB = 2**30
+DEFAULT_SEQ = {"maxtext": 2048}  # of its base.yml
+OPEN_MICRO_BATCHES = 4  # per pipeline rank, of a row that says only how fast it was
 ONE_LAYER = re.compile(r"one layer", re.IGNORECASE)
 COUNTS_RECOMPUTE = re.compile(r"counts? recompute", re.IGNORECASE)
 _SIZE = re.compile(r"(?<![A-Za-z\d.])(\d+(?:\.\d+)?) ?[bB](?![A-Za-z\d])")
@@ -103,9 +99,9 @@ def read_run(row: Row) -> PublishedRun:
     assumptions: list[str] = []
     shape = read_shape(row, assumptions)
     cluster = _cluster(row, assumptions)
-    framework = _framework(row)
-    seq = needed(row, "seq_len")
-    layouts, batch = read_layouts(row, shape, _batch(row, seq), assumptions)
+    framework = framework_of_row(row)
+    seq = _seq(row, assumptions)
+    layouts, batch = read_layouts(row, shape, _batch(row, seq, assumptions), assumptions)
     seconds = published_seconds(row, shape, layouts[0], seq, batch)
     peak = number(row, "peak_mem_GB")
     notes = row.get("notes", "")
@@ -126,26 +122,6 @@ def read_run(row: Row) -> PublishedRun:
     )
 
 
-def _framework(row: Row) -> Framework:
-    """What the program did, by what the row says of it: device, precision and ZeRO.
-
-    TPUs run compiled programs; programs of 2021 trained in fp16, with every score in memory;
-    PyTorch's FSDP runs operator by operator; the rest has the fused kernels of Megatron Core.
-    """
-    if row["gpu"].lower().startswith("tpu"):
-        return XLA
-    precision = precision_of(row)
-    if precision == "fp16":
-        return MEGATRON_2021
-    sharding, notes = row.get("zero_stage_or_fsdp", "").lower(), row.get("notes", "").lower()
-    framework = EAGER_FSDP if "fsdp" in sharding else MEGATRON_CORE
-    if "fp32 gradient accumulation" in notes:
-        framework = EAGER_3D
-    if precision == "fp8":
-        framework = MEGATRON_FP8
-    return replace(framework, graphs="cuda graphs" in notes)
-
-
 def read_shape(row: Row, assumptions: list[str]) -> ModelShape:
     """The model: sizes from the row, the rest from the catalog or from the parameter count.
 
@@ -164,6 +140,9 @@ def read_shape(row: Row, assumptions: list[str]) -> ModelShape:
         return known
     if layers is None or hidden is None:
         raise UnusableError("no layers or hidden size, and the catalog does not know the model")
+    if further := whole(row, "mtp_layers"):
+        layers += further
+        assumptions.append(f"{further} layers more, which predict later tokens (MTP)")
     if known is not None and known.hidden == hidden:
         return _of_catalog(row, known, layers)
     return _inferred(row, layers, hidden, assumptions)
@@ -181,7 +160,15 @@ def _of_catalog(row: Row, known: ModelShape, layers: int) -> ModelShape:
         )
         if (value := whole(row, column)) and not (key == "kv_heads" and known.is_mla)
     }
+    changed["dense_layers"] = _dense_layers(row, known, layers)
     return replace(known, layers=layers, **changed)
+
+
+def _dense_layers(row: Row, known: ModelShape, layers: int) -> int:
+    """Of a mixture, as it ran; a model cut to few layers keeps at least one with experts."""
+    said = whole(row, "dense_layers")
+    dense = known.dense_layers if said is None else said
+    return min(dense, layers - 1) if known.is_moe else known.dense_layers
 
 
 def _inferred(row: Row, layers: int, hidden: int, assumptions: list[str]) -> ModelShape:
@@ -204,6 +191,7 @@ def _inferred(row: Row, layers: int, hidden: int, assumptions: list[str]) -> Mod
         experts=experts,
         top_k=whole(row, "topk") or (1 if experts else 0),
         moe_ffn=whole(row, "moe_ffn") or 0,
+        dense_layers=(whole(row, "dense_layers") or 0) if experts else 0,
         shared_experts=whole(row, "shared_experts") or 0,
         norm="layernorm",
         activation="gelu",
@@ -301,10 +289,27 @@ def _names(device: Accelerator) -> tuple[str, ...]:
     return (device.name, *table.get("aliases", ()))
 
 
-def _batch(row: Row, seq: int) -> int:
+def _seq(row: Row, assumptions: list[str]) -> int:
+    """Tokens of a sequence; what a program takes by itself where the row says nothing."""
+    default = DEFAULT_SEQ.get(row.get("program", "").lower())
+    if default and whole(row, "seq_len") is None:
+        assumptions.append(f"{default} tokens per sequence, the program's default")
+        return default
+    return needed(row, "seq_len")
+
+
+def _batch(row: Row, seq: int, assumptions: list[str]) -> int:
+    """Sequences per step; a row that gives a rate and no time may leave them open."""
     batch, tokens = whole(row, "global_batch_seqs"), number(row, "tokens_per_batch")
     if batch is None and tokens is None:
-        raise UnusableError("no batch")
+        rates = (number(row, key) for key in ("tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct"))
+        if number(row, "step_time_s") is not None or all(rate is None for rate in rates):
+            raise UnusableError("no batch")
+        others = math.prod(whole(row, key) or 1 for key in ("tp", "cp", "pp"))
+        replicas = max(needed(row, "n_gpus") // others, 1)
+        each = (whole(row, "micro_batch") or 1) * OPEN_MICRO_BATCHES * (whole(row, "pp") or 1)
+        assumptions.append(f"{replicas * each} sequences per step, of which the row gives the rate")
+        return replicas * each
     return batch if batch is not None else max(round((tokens or 0) / seq), 1)
 
 
@@ -342,10 +347,11 @@ def published_seconds(
 def _counted(row: Row, shape: ModelShape, layout: Layout, seq: int) -> float:
     """FLOP per token as the row counts them.
 
-    Full attention, except with FP8, whose programs count the causal half; recomputation only
-    where the FLOP/s are those of the row's HFU.
+    As `flop_convention` says; else full attention, except in few bits, whose programs count the
+    causal half. Recomputation only where the FLOP/s are those of the row's HFU.
     """
-    causal = layout.precision.recipe == "fp8"
+    stated = row.get("flop_convention", "").lower()
+    causal = "causal attention half" in stated or (not stated and bool(layout.precision.recipe))
     needed = flops_per_token(shape, seq, causal)
     hardware = number(row, "hfu_pct") is not None and number(row, "mfu_pct") is None
     if hardware or COUNTS_RECOMPUTE.search(row.get("notes", "")):

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from phalanx.catalog.evidence import evidence
 from phalanx.core.errors import RefusedError, UsageError
 from phalanx.core.estimate import SIGMAS_OF_80_PERCENT, Estimate
 from phalanx.core.layout import Layout
@@ -16,8 +17,10 @@ from phalanx.cost.flops import flops_per_token, recompute_flops_per_token
 from phalanx.planner.estimate import Priced
 from phalanx.planner.published.cells import Row, UnusableError
 from phalanx.planner.published.rows import PublishedRun, read_run
+from phalanx.planner.uncertainty import uncertainty
 from phalanx.planner.workload import Workload, formula_mode, workload_of
 
+LEDGER_EXCESS = 7 / 6
 _SOURCE_ENDS = re.compile(r"[@(]| Table| \xa7")
 
 
@@ -36,7 +39,7 @@ class Prediction:
         published_seconds: as published.
         peak_bytes, published_peak_bytes: of the worst rank, by the meaning of the source.
         fits: whether ours fits into the device.
-        spread: see `Estimate.spread`.
+        spread, spread_reason: see `Estimate.spread`; more where the row leaves its layout open.
         layout: the one that was priced.
         assumptions: what the row left open.
     """
@@ -54,6 +57,7 @@ class Prediction:
     published_peak_bytes: float | None = None
     fits: bool = True
     spread: float = 0.0
+    spread_reason: str = ""
     layout: str = ""
     assumptions: tuple[str, ...] = ()
 
@@ -112,8 +116,24 @@ def _priced(run: PublishedRun, index: int) -> Priced:
     return Priced(*workload_of(run.shape, run.cluster, layout, run.seq, run.batch, run.framework))
 
 
+def chosen(run: PublishedRun) -> Priced:
+    """The layout of a run that is predicted, with its workload.
+
+    Args:
+        run: a row as values.
+
+    Raises:
+        RefusedError: none of its layouts can be priced.
+    """
+    if run.one_layer or len(run.layouts) == 1:
+        return _priced(run, 0)
+    workload, found = _choose(run)
+    return Priced(workload, found.layout)
+
+
 def _one_layer(run: PublishedRun) -> Prediction:
     priced = _priced(run, 0)
+    doubt = uncertainty(priced.workload, priced.layout)
     return Prediction(
         id=run.id,
         devices=run.cluster.count,
@@ -121,7 +141,8 @@ def _one_layer(run: PublishedRun) -> Prediction:
         seconds=priced.block_seconds(),
         baseline_seconds=None,
         published_seconds=run.step_seconds,
-        spread=priced.workload.rates.spread,
+        spread=_spread(run, doubt.spread),
+        spread_reason=doubt.reason,
         layout=str(priced.layout),
         assumptions=(*run.assumptions, "forward and backward of one block"),
     )
@@ -140,14 +161,24 @@ def _whole_step(run: PublishedRun) -> Prediction:
         peak_bytes=max(rank.allocated for rank in found.ranks) * (1 + spare),
         published_peak_bytes=run.peak_bytes,
         fits=found.fits,
-        spread=found.spread,
+        spread=_spread(run, found.spread),
+        spread_reason=found.spread_reason,
         layout=str(found.layout),
         assumptions=run.assumptions,
     )
 
 
+def _spread(run: PublishedRun, spread: float) -> float:
+    """More where the row leaves its layout open."""
+    return spread if run.complete else math.hypot(spread, evidence().open)
+
+
 def _choose(run: PublishedRun) -> tuple[Workload, Estimate]:
-    """The fastest of the layouts left open that fit with the least recomputation."""
+    """The fastest of the layouts left open that fit with the least recomputation.
+
+    Programs of others keep less than the ledger says, by up to a sixth in runs of the fit that are
+    known to have been done; so what a row leaves open is not refused for so much.
+    """
     found = []
     reason: Exception = UnusableError("no layout")
     for index in range(len(run.layouts)):
@@ -158,11 +189,16 @@ def _choose(run: PublishedRun) -> tuple[Workload, Estimate]:
             reason = refusal
     if not found:
         raise reason
-    fitting = [pair for pair in found if pair[1].fits] or found[-1:]
+    fitting = [pair for pair in found if _may_fit(pair[1])] or found[-1:]
     modes = {estimate.layout.recompute for _, estimate in fitting}
     least = min(modes, key=lambda mode: MODES.index(mode) if mode in MODES else -1)
     candidates = [pair for pair in fitting if pair[1].layout.recompute == least]
     return min(candidates, key=lambda pair: pair[1].step_seconds)
+
+
+def _may_fit(found: Estimate) -> bool:
+    most = max(rank.allocated for rank in found.ranks)
+    return most <= LEDGER_EXCESS * found.capacity
 
 
 def baseline(workload: Workload, layout: Layout) -> float:

@@ -124,7 +124,7 @@ def test_programs_are_told_apart_by_precision_and_sharding():
     names = [
         read_run(ROWS[name]).framework.name for name in ("VT-multi-0", "TT-T1-1", "NT-1.34B-8n")
     ]
-    assert names == ["Megatron-LM 2021", "PyTorch FSDP", "eager 3D"]
+    assert names == ["Megatron-LM 2021", "PyTorch FSDP2", "eager 3D"]
 
 
 @pytest.mark.parametrize(
@@ -133,13 +133,82 @@ def test_programs_are_told_apart_by_precision_and_sharding():
         ({"layers": "", "hidden": "", "model": "nobody"}, "no layers or hidden size"),
         ({"gpu": "abacus"}, "the catalog has no accelerator 'abacus'"),
         ({"n_gpus": ""}, "no n_gpus"),
-        ({"global_batch_seqs": "", "tokens_per_batch": ""}, "no batch"),
-        ({"schedule": "waltz", "pp": "2"}, "unknown schedule 'waltz'"),
+        ({"global_batch_seqs": "", "tokens_per_batch": "", "step_time_s": "1"}, "no batch"),
     ],
 )
 def test_a_row_that_says_too_little_says_what_is_missing(columns, message):
     with pytest.raises(UnusableError, match=message):
         read_run(changed(COMPLETE_ROW, **columns))
+
+
+def test_a_schedule_that_nobody_knows_is_taken_as_the_one_it_begins_with_or_1f1b():
+    row = changed(ROWS["VT-multi-74"], vpp="2")
+    for name, found in (("interleaved 1F1B (flexible n)", "interleaved"), ("waltz", "interleaved")):
+        run = read_run(changed(row, schedule=name))
+        assert run.layouts[0].schedule == found  # the row has two chunks
+    run = read_run(changed(row, schedule="waltz", vpp=""))
+    assert run.layouts[0].schedule == "1f1b"
+    assert "schedule 'waltz' taken as 1f1b" in run.assumptions
+
+
+def test_interleaved_in_one_chunk_is_1f1b_and_an_open_number_of_chunks_is_said():
+    row = changed(ROWS["VT-multi-74"], schedule="interleaved 1F1B")
+    run = read_run(changed(row, vpp="1"))
+    assert run.layouts[0].schedule == "1f1b"
+    assert any("one chunk" in words for words in run.assumptions)
+    run = read_run(changed(row, vpp=""))
+    assert run.layouts[0].schedule == "interleaved"
+    assert any(words.startswith("interleaved in") for words in run.assumptions)
+
+
+def test_a_row_without_a_batch_that_gives_a_rate_is_read():
+    run = read_run(changed(COMPLETE_ROW, global_batch_seqs="", tokens_per_batch=""))
+    assert any("sequences per step" in words for words in run.assumptions)
+    rate = float(COMPLETE_ROW["tokens_per_s_per_gpu"])
+    assert run.step_seconds == pytest.approx(run.seq * run.batch / (8 * rate))
+
+
+RECIPE = next(row for row in ROWS.values() if row["recipe_match"] == "exact" and row["experts"])
+
+
+def test_cells_of_a_recipe_count_only_where_it_is_what_ran():
+    row = changed(RECIPE, cuda_graphs="attn+moe_router", ep_overlap="yes", grad_dtype="bf16")
+    ours = read_run(row).framework
+    assert ours.captured == {"attention", "router"}
+    assert (ours.hides_experts, ours.gradient) == (True, 2)
+    other = read_run(changed(row, recipe_match="differs: mbs 4 in recipe")).framework
+    assert not other.captured
+    assert (other.hides_experts, other.gradient) == (False, 4)
+
+
+@pytest.mark.parametrize(
+    ("columns", "field", "value"),
+    [
+        ({"cuda_graphs": "full_iteration"}, "graphs", True),
+        ({"moe_dispatcher": "alltoall"}, "sends_token_once", False),
+        ({"moe_dispatcher": "hybridep"}, "sends_token_once", True),
+        ({"param_gather_overlap": "no"}, "hides_weights", False),
+        ({"tp_overlap": "yes, userbuffers (layer cfg)"}, "hides_sums", True),
+        ({"notes": "release 26.06; LoRA Performance"}, "learns", False),
+    ],
+)
+def test_columns_change_the_profile_of_a_program(columns, field, value):
+    assert getattr(read_run(changed(RECIPE, **columns)).framework, field) == value
+
+
+def test_layers_of_stages_are_read_where_the_row_draws_them():
+    row = next(row for row in ROWS.values() if row["pp_layout"].startswith("Et*4|(t*4|)*14tmL"))
+    run = read_run(row)
+    assert run.layouts[0].stages == (*(4,) * 15, 2)
+    assert run.shape.layers == 62  # with the one that predicts a further token
+
+
+@pytest.mark.parametrize(
+    ("recipe", "precision"), [("current", "fp8-current"), ("blockwise", "fp8-block"), ("", "fp8")]
+)
+def test_the_column_says_how_fp8_is_scaled(recipe, precision):
+    (layout,) = read_run(changed(COMPLETE_ROW, dtype="fp8", fp8_recipe=recipe)).layouts
+    assert str(layout.precision) == precision
 
 
 def test_a_file_of_something_else_is_wrong_usage(tmp_path):
@@ -165,7 +234,8 @@ def test_a_batch_that_nearly_divides_is_rounded_and_one_that_does_not_is_left():
 
 
 @pytest.mark.parametrize(
-    ("words", "precision"), [("bf16-mixed", "bf16"), ("MXFP8", "fp8"), ("", "bf16"), ("?", "bf16")]
+    ("words", "precision"),
+    [("bf16-mixed", "bf16"), ("MXFP8", "mxfp8"), ("", "bf16"), ("?", "bf16")],
 )
 def test_a_number_format_is_found_in_many_words(words, precision):
     (layout,) = read_run(changed(COMPLETE_ROW, dtype=words)).layouts
