@@ -6,6 +6,7 @@ those of its field; names that may be given come from the registry that knows th
 
 import inspect
 import re
+import shlex
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
@@ -44,6 +45,7 @@ EXAMPLES: Mapping[str, object] = {
     **{"layout.context": "ulysses", "layout.sp": False},
     **{"model.name": "llama-3.1-8b", "model.layers": 12, "model.kv_heads": 2},
     **{"model.experts": 8, "model.top_k": 2, "model.vocab": 32768},
+    "model.rope_scaling": "linear factor=4",
     **{"model.weights": "llama-3.2-1b", "cluster.name": "h100x64"},
     **{"recipe.steps": 500, "recipe.learning_rate": 3e-4, "recipe.clip": 0.5, "recipe.batch": 64},
     **{"recipe.checkpoint_every": 100, "recipe.evaluate_every": 50, "recipe.dropout": 0.1},
@@ -201,7 +203,7 @@ def _run_keys(table: str, cls: type[ModelShape | Recipe | Data]) -> Iterator[Top
         name = f"{table}.{field.name}"
         default = "" if field.default is MISSING else field.default
         value = EXAMPLES.get(name, _other(hints[field.name], default))
-        example = f"phalanx train --set {name}={_bare(value)}"
+        example = f"phalanx train --set {shlex.quote(f'{name}={_bare(value)}')}"
         yield Topic(
             name,
             "run file key",
@@ -301,7 +303,7 @@ def toml_word(value: object) -> str:
 
 
 def _bare(value: object) -> str:
-    """A value as `--set` takes it; an empty text needs its quotes."""
+    """A value as `--set` takes it; an empty text needs its own quotes."""
     return str(value) if isinstance(value, str) and value else toml_word(value)
 
 

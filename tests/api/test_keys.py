@@ -18,6 +18,7 @@ KEYS = [known for known in topics() if known.kind.endswith("key")]
 TABLES = {"layout": Layout, "model": ModelShape, "recipe": Recipe, "data": Data, "track": Track}
 TOGETHER = {  # keys that mean nothing alone, with what they need
     "experts": {"top_k": 2},
+    "norm_all_heads": {"qk_norm": True},
     **{name: {"experts": 8, "top_k": 2} for name in ("top_k", "shared_experts", "moe_ffn")},
     **{name: {"qk_nope": 8, "qk_rope": 4, "v_head": 8} for name in ("q_lora_rank", "kv_lora_rank")},
 }

@@ -202,7 +202,7 @@ def test_the_demo_is_a_run_file() -> None:
 
 def test_a_folder_of_weights_says_what_the_model_is():
     run = load_run(sets=[f"model.weights={WEIGHTS}"], layout="dp=1")
-    assert (run.model.layers, run.model.hidden, run.model.qk_norm) == (2, 16, True)
+    assert (run.model.layers, run.model.hidden, run.model.qk_norm) == (4, 16, True)
     assert run.weights == str(WEIGHTS)
     assert Run.from_tables(tomllib.loads(run.to_toml())) == run
 

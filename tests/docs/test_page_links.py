@@ -50,10 +50,8 @@ def test_every_page_that_the_source_names_exists():
             assert (ROOT / named).exists(), f"{path.relative_to(ROOT)} names {named}"
 
 
-def test_every_decision_has_a_number_of_its_own():
-    numbers = set()
-    for path in (ROOT / "docs" / "decisions").glob("*.md"):
-        number = int(path.name.partition("-")[0])
+def test_decisions_are_numbered_without_holes():
+    decisions = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    for number, path in enumerate(decisions, 1):
+        assert path.name.startswith(f"{number:04d}-")
         assert path.read_text(encoding="utf-8").startswith(f"# {number}. ")
-        assert number not in numbers, f"two decisions are number {number}"
-        numbers.add(number)

@@ -156,7 +156,7 @@ class DeviceRecorder(Recorder):
     def _close(self, stretch: _Stretch) -> None:
         (self._open[-1].inside if self._open else self._closed).append(stretch)
 
-    def settle(self, *, all_of_it: bool = False) -> None:
+    def collect(self, *, all_of_it: bool = False) -> None:
         """Read the events that have passed; what the device has still to do is read later.
 
         Args:

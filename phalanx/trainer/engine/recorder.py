@@ -57,7 +57,7 @@ class Recorder:
             self.spans.append(Span(self.rank, purpose, "communicate", issued, done, axis))
             self.spans.append(Span(self.rank, purpose, "wait", wanted, done, axis))
 
-    def settle(self, *, all_of_it: bool = False) -> None:
+    def collect(self, *, all_of_it: bool = False) -> None:
         """Read what is only known later: nothing, where the host waits for what it times.
 
         Args:

@@ -120,7 +120,7 @@ def update(engine: Engine, loss: float | PendingScalar) -> StepResult:
         found = engine.rule.finish(loss if callable(loss) else lambda: loss)
         if not found.skipped:
             engine.balancer.move()
-    engine.recorder.settle()
+    engine.recorder.collect()
     used = engine.loss_scale.value
     finite = math.isfinite(found.loss) and math.isfinite(found.grad_norm)
     engine.loss_scale.learn(skipped=found.skipped and not finite)

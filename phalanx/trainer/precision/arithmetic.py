@@ -19,7 +19,7 @@ from phalanx.trainer.precision.multiply import emulated, has_native_products, na
 from phalanx.trainer.precision.nvfp4 import Nvfp4
 from phalanx.trainer.precision.per_tensor import Current, PerTensor
 from phalanx.trainer.precision.product import MatrixCut, Multiplier, Products, plain
-from phalanx.trainer.precision.sampled import ProductSampler, Sampled
+from phalanx.trainer.precision.sampled import ProductSampler, SampledPlain
 
 RECIPES = {
     "fp8": "FP8, delayed scaling",
@@ -63,7 +63,7 @@ def choose(precision: Dtypes, mesh: Mesh, sampled_every: int | None = None) -> A
         if sampled_every is None:
             return Arithmetic(plain, history, "")
         sampler = ProductSampler(sampled_every, seed=mesh.layout.rank_at(mesh.at))
-        return Arithmetic(lambda name, _: Sampled(name, sampler), history, "", sampler)
+        return Arithmetic(lambda name, _: SampledPlain(name, sampler), history, "", sampler)
     per_tensor = precision.recipe in ("fp8", "fp8-current")
     fast = per_tensor and has_native_products(mesh.device) and precision.rest != "fp64"
     multiply = native(precision.compute) if fast else emulated(precision.compute)

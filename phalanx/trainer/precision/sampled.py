@@ -134,7 +134,7 @@ def _units(y: Tensor, k: int) -> tuple[float, float]:
     return unit, of_sum
 
 
-class Sampled(Plain):
+class SampledPlain(Plain):
     """As `Plain`, and a sampler looks at a product now and then."""
 
     def __init__(self, name: str, sampler: ProductSampler) -> None:

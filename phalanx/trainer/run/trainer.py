@@ -293,7 +293,7 @@ def _save(session: Session, done: int) -> None:
 def _write_timeline(session: Session) -> None:
     """Put the spans of all ranks together, on one clock that starts at the first."""
     recorder, mesh = session.engine.recorder, session.engine.mesh
-    recorder.settle(all_of_it=True)
+    recorder.collect(all_of_it=True)
     mine = list(recorder.spans)
     recorder.spans.clear()
     recorder.keeps_spans = False

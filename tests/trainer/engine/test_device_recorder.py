@@ -76,9 +76,9 @@ def test_a_span_lasts_as_long_as_the_device_works_and_not_as_its_host_takes(devi
     stream, _, recorder = device
     with recorder.span("0F0", "compute"):
         stream.work(2.0)
-    recorder.settle()
+    recorder.collect()
     assert recorder.seconds == {}  # the device has not come so far
-    recorder.settle(all_of_it=True)
+    recorder.collect(all_of_it=True)
     assert recorder.seconds == {"compute": 2.0}
 
 
@@ -89,10 +89,10 @@ def test_only_what_has_passed_is_read(device):
     with recorder.span("update", "optimizer"):
         stream.work(1.0)
     stream.reached = 2.5
-    recorder.settle()
+    recorder.collect()
     assert recorder.seconds == {"compute": 2.0}
     stream.reached = 3.0
-    recorder.settle()
+    recorder.collect()
     assert recorder.seconds == {"compute": 2.0, "optimizer": 1.0}
 
 
@@ -104,7 +104,7 @@ def test_what_hides_behind_work_is_under_way_and_not_waited_for(device):
         stream.work(2.0)
         pending.wait()
         stream.work(1.0)
-    recorder.settle(all_of_it=True)
+    recorder.collect(all_of_it=True)
     assert ledger.waited == {"tensor": 1.0}  # the third second: the rest hid
     assert recorder.seconds == {"compute": 3.0}
     by_kind = {span.category: span for span in recorder.spans}
@@ -121,7 +121,7 @@ def test_a_message_that_is_there_in_time_costs_nothing(device):
     with recorder.span("0B0", "compute"):
         stream.work(2.0)
         pending.wait()
-    recorder.settle(all_of_it=True)
+    recorder.collect(all_of_it=True)
     assert ledger.waited == {"tensor": 0.0}
     assert recorder.seconds == {"compute": 2.0}
 
@@ -132,7 +132,7 @@ def test_spans_inside_spans_are_counted_once(device):
         stream.work(1.0)
         with recorder.span("roll back", "compute"):
             stream.work(2.0)
-    recorder.settle(all_of_it=True)
+    recorder.collect(all_of_it=True)
     assert recorder.seconds == {"optimizer": 1.0, "compute": 2.0}
 
 
@@ -143,7 +143,7 @@ def test_spans_of_many_steps_are_on_one_clock(device):
         with recorder.span("0F0", "compute"):
             stream.work(1.0)
         stream.work(0.5)
-        recorder.settle(all_of_it=True)
+        recorder.collect(all_of_it=True)
     starts = [span.start for span in recorder.spans]
     assert [b - a for a, b in pairwise(starts)] == pytest.approx([1.5, 1.5])
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from phalanx.trainer.precision.product import Operand
-from phalanx.trainer.precision.sampled import ProductSampler, Sampled, excess
+from phalanx.trainer.precision.sampled import ProductSampler, SampledPlain, excess
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -53,7 +53,7 @@ def test_a_flip_from_some_bit_on_is_found(
 
 def test_one_product_of_every_so_many_steps_is_looked_at() -> None:
     sampler = ProductSampler(every=3)
-    product = Sampled("up", sampler)
+    product = SampledPlain("up", sampler)
     a, b = operands(torch.float32)
     looked = []
     for step in range(7):
@@ -68,7 +68,7 @@ def test_one_product_of_every_so_many_steps_is_looked_at() -> None:
 @pytest.mark.parametrize("kind", ["forward", "input_gradient", "weight_gradient"])
 def test_each_product_of_a_projection_has_its_checksum(kind: str) -> None:
     sampler = ProductSampler(every=1)
-    product = Sampled("up", sampler)
+    product = SampledPlain("up", sampler)
     a, b = operands(torch.float32)
     g = a @ b.t()
     ask = {"forward": (a, b), "input_gradient": (g, b), "weight_gradient": (g, a)}[kind]
