@@ -138,7 +138,7 @@ def test_published_runs_are_compared_row_by_row(capsys, tmp_path):
     code, out, _ = run(capsys, "published", str(file), "--json")
     document = json.loads(out)
     assert code == 0
-    assert len(document["rows"]) == len(rows) == 9
+    assert len(document["rows"]) == len(rows) == 22
     for row in document["rows"]:
         assert row["skipped"] is None
         assert row["time_error"] == pytest.approx(

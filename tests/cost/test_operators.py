@@ -81,7 +81,8 @@ def test_it_saves_its_gate_and_its_result():
 
 
 def test_it_runs_one_product_and_one_memory_bound_kernel_more():
-    cut = Slice(Table.of(SHAPE, Recipe(seq=SEQ, batch=1), [Layout(tp=TP)]), MEGATRON_CORE)
+    layout = Layout.parse(f"tp={TP} precision=bf16")
+    cut = Slice(Table.of(SHAPE, Recipe(seq=SEQ, batch=1), [layout]), MEGATRON_CORE)
     more, less = (kernels(model.dense.all, cut) for model in (GATED, PLAIN))
     known = {work.name for work in less}
     product, multiply = (work for work in more if work.name not in known)

@@ -11,6 +11,7 @@ from phalanx.core.model import ModelShape
 from phalanx.core.run import Recipe, Run
 from phalanx.oracle.pool import RankPool
 from phalanx.trainer.engine.engine import build_engine
+from phalanx.trainer.ops.kernels import PLAIN_SCORES
 from phalanx.trainer.parallel.comm import Group
 from phalanx.trainer.parallel.context import ContextParallel, _Ring, _Sequence, undivided
 from phalanx.trainer.parallel.ledger import Ledger
@@ -116,7 +117,7 @@ def test_every_rank_looks_at_as_many_keys_and_at_none_in_vain(c: int):
     whole = torch.arange(n * c)
     for rank in range(c):
         context = part_of(rank, c)
-        sequence, queries = _Sequence(context, None), context.my_part(whole)
+        sequence, queries = _Sequence(context, None, PLAIN_SCORES), context.my_part(whole)
         pairs = 0
         for source in range(c):
             rows, keys = sequence.seen(source, n)
