@@ -70,3 +70,14 @@ def number(row: Row, key: str) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) else None
+
+
+def from_recipe(row: Row, column: str) -> str:
+    """A cell that was read off a public recipe; nothing where that recipe is not what ran.
+
+    Args:
+        row: cells by column.
+        column: its name.
+    """
+    match = row.get("recipe_match", "").strip().lower()
+    return row.get(column, "").strip().lower() if match.startswith("exact") or not match else ""

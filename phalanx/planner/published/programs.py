@@ -17,7 +17,8 @@ from phalanx.cost.framework import (
     XLA,
     Framework,
 )
-from phalanx.planner.published.cells import Row
+from phalanx.planner.published.cells import Row, from_recipe
+from phalanx.planner.published.row_layout import OVERLAPS_EXPERTS
 
 # By the beginning of the column `program`; MEGATRON_CORE stands for its family of releases.
 PROGRAMS = {
@@ -46,17 +47,6 @@ def framework_of_row(row: Row) -> Framework:
     """The profile of the program of a row, with what the row says of it."""
     found = _with_experts(row, _with_precision(row, _with_overlap(row, _profile(row))))
     return replace(found, learns="lora performance" not in row.get("notes", "").lower())
-
-
-def from_recipe(row: Row, column: str) -> str:
-    """A cell that was read off a public recipe; nothing where that recipe is not what ran.
-
-    Args:
-        row: cells by column.
-        column: its name.
-    """
-    match = row.get("recipe_match", "").strip().lower()
-    return row.get(column, "").strip().lower() if match.startswith("exact") or not match else ""
 
 
 def _profile(row: Row) -> Framework:
@@ -120,6 +110,5 @@ def _with_experts(row: Row, framework: Framework) -> Framework:
     if dispatcher in ("hybridep", "deepep") or program == "deepseek internal":
         framework = replace(framework, sends_token_once=True, fuses_routing=True)
     overlap = from_recipe(row, "ep_overlap").startswith("yes")
-    # DualPipe is made to overlap them: DeepSeek-V3 (arXiv:2412.19437), section 3.2.1
-    dual = row.get("schedule", "").lower().startswith("dualpipe")
+    dual = row.get("schedule", "").lower().startswith(OVERLAPS_EXPERTS)
     return replace(framework, hides_experts=overlap or dual)

@@ -9,8 +9,7 @@ from phalanx.core.layout import Layout
 from phalanx.core.model import ModelShape
 from phalanx.core.precision import Precision
 from phalanx.core.recompute import FULL, MODES, Recompute
-from phalanx.planner.published.cells import Row, degree, needed, whole
-from phalanx.planner.published.programs import from_recipe
+from phalanx.planner.published.cells import Row, degree, from_recipe, needed, whole
 
 SCHEDULES = {
     "": "",
@@ -28,6 +27,8 @@ SCHEDULES = {
     "dualpipe": "dualpipe",
     "dualpipev": "dualpipev",
 }
+# Made to overlap messages of experts with products: DeepSeek-V3 (arXiv:2412.19437), section 3.2.1.
+OVERLAPS_EXPERTS = "dualpipe"
 PARTS = {
     "core_attn": "core",
     "layernorm": "norms",
