@@ -25,6 +25,7 @@ from phalanx.trainer.model.stage import Stage
 from phalanx.trainer.parallel.comm import DirectGroup, Part, Pending, UnevenSplits
 from phalanx.trainer.parallel.data import ShardedUnit
 from phalanx.trainer.parallel.ledger import Ledger
+from phalanx.trainer.precision.fused import FusedAdamW
 
 Fault = Literal["lost", "doubled", "swapped"]
 
@@ -229,9 +230,9 @@ def skips_a_block(engine: Engine) -> Engine:
 
 def decays_vectors(engine: Engine) -> Engine:
     """Weight decay reaches norms and biases."""
-    groups = [g for of in engine.optimizer.of.values() if of.torch for g in of.torch.param_groups]
-    for group in groups:
-        group["weight_decay"] = engine.run.recipe.weight_decay
+    for of in engine.optimizer.of.values():
+        if isinstance(of.torch, FusedAdamW):
+            of.torch.stretches = [stretch._replace(decays=True) for stretch in of.torch.stretches]
     return engine
 
 
