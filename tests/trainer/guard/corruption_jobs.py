@@ -9,7 +9,7 @@ from torch import Tensor
 from phalanx.core.run import Run
 from phalanx.trainer import faults
 from phalanx.trainer.precision.product import PLAIN, Operand
-from phalanx.trainer.precision.sampled import Sampled
+from phalanx.trainer.precision.sampled import SampledPlain
 from phalanx.trainer.run.report import Silent, Summary
 from phalanx.trainer.run.rundir import RunDirectory
 from phalanx.trainer.run.trainer import train
@@ -28,16 +28,16 @@ class Watcher(Silent):
 
 def train_on_a_broken_unit(run: Run, path: Path, broken: int, *, shows: bool) -> int:
     """Train while the products of one rank are wrong; `shows` has their checksums show it."""
-    before = Sampled.forward
+    before = SampledPlain.forward
     if dist.get_rank() == broken:
-        Sampled.forward = _wrong if shows else _wrong_unseen  # type: ignore[method-assign]
+        SampledPlain.forward = _wrong if shows else _wrong_unseen  # type: ignore[method-assign]
     try:
         return train_injured(run, path, faults.FaultPlan())
     finally:
-        Sampled.forward = before  # type: ignore[method-assign]
+        SampledPlain.forward = before  # type: ignore[method-assign]
 
 
-def _wrong(self: Sampled, x: Operand, w: Operand) -> Tensor:
+def _wrong(self: SampledPlain, x: Operand, w: Operand) -> Tensor:
     y = PLAIN.forward(x, w)
     y.view(-1)[3] += 2.0
     if self._sampler.takes():
@@ -45,7 +45,7 @@ def _wrong(self: Sampled, x: Operand, w: Operand) -> Tensor:
     return y
 
 
-def _wrong_unseen(self: Sampled, x: Operand, w: Operand) -> Tensor:
+def _wrong_unseen(self: SampledPlain, x: Operand, w: Operand) -> Tensor:
     y = PLAIN.forward(x, w)
     y.view(-1)[3] += 1e-5
     return y
