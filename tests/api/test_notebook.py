@@ -29,7 +29,7 @@ def test_every_cell_runs_and_results_show_as_tables():
     results = [value for value in shown if value is not None and not isinstance(value, float)]
     assert len(results) >= 2
     for value in results:
-        html = value._repr_html_()  # type: ignore[attr-defined]
+        html = value._repr_html_()  # type: ignore[attr-defined]  # of whatever a cell gave
         assert "<table" in html or "<pre" in html
 
 

@@ -30,11 +30,11 @@ def train_on_a_broken_unit(run: Run, path: Path, broken: int, *, shows: bool) ->
     """Train while the products of one rank are wrong; `shows` has their checksums show it."""
     before = SampledPlain.forward
     if dist.get_rank() == broken:
-        SampledPlain.forward = _wrong if shows else _wrong_unseen  # type: ignore[method-assign]
+        SampledPlain.forward = _wrong if shows else _wrong_unseen  # type: ignore[method-assign]  # the injury
     try:
         return train_injured(run, path, faults.FaultPlan())
     finally:
-        SampledPlain.forward = before  # type: ignore[method-assign]
+        SampledPlain.forward = before  # type: ignore[method-assign]  # healed
 
 
 def _wrong(self: SampledPlain, x: Operand, w: Operand) -> Tensor:

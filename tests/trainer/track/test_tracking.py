@@ -67,7 +67,7 @@ def install(monkeypatch: pytest.MonkeyPatch, tracker: object, name: str = "noteb
             raise tracker
         return tracker
 
-    module.open_tracker = open_tracker  # type: ignore[attr-defined]
+    module.open_tracker = open_tracker  # type: ignore[attr-defined]  # a module made here
     monkeypatch.setitem(sys.modules, f"phalanx.trainer.track.{name}", module)
 
 
